@@ -19,7 +19,7 @@ PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
 DOCS_VENV := .venv-docs
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/relive/__init__.py)
-HOSTS := agilerl embodichain stable_baselines3 velora
+HOSTS := agilerl embodichain sb3_contrib skrl stable_baselines3 velora
 
 # The first Python that is new enough; `make setup PYTHON=...` names one by hand.
 PYTHON = $(firstword $(foreach name,python3.11 python3 python3.12 python3.13 python3.14 python3.10 python,$(shell \
@@ -233,13 +233,14 @@ define apart
 	@$(VENV)/bin/cmake --install build/$(1) --prefix build/$(1)/src > build/$(1)/log
 endef
 
-# Sphinx imports the package, so its environment also sees what .venv has. It reads the classes of Stable-Baselines3,
-# which needs nothing else for that.
-$(DOCS_VENV)/installed: docs/requirements.txt tests/hosts/requirements-stable_baselines3.txt \
+# Sphinx imports the package, so its environment also sees what .venv has. It reads the classes of libraries whose
+# drop-ins are subclasses of theirs. They need nothing else for that.
+READ_BY_SPHINX := tests/hosts/requirements-sb3_contrib.txt tests/hosts/requirements-skrl.txt
+$(DOCS_VENV)/installed: docs/requirements.txt $(READ_BY_SPHINX) \
 	$(call outdated,$(DOCS_VENV)) | $(VENV)/installed
 	@echo "creating $(DOCS_VENV)" && rm -rf $(DOCS_VENV) && $(PY) -m venv $(DOCS_VENV) && echo "$(CURDIR)" > $(DOCS_VENV)/folder
 	@$(DOCS_VENV)/bin/python -m pip install --requirement docs/requirements.txt
-	@$(DOCS_VENV)/bin/python -m pip install --no-deps $(shell grep '^stable' tests/hosts/requirements-stable_baselines3.txt)
+	@$(DOCS_VENV)/bin/python -m pip install --no-deps $(shell grep -h '^s' $(READ_BY_SPHINX))
 	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$($(DOCS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/relive-packages.pth"
 	@touch $@

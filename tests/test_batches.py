@@ -18,6 +18,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from relive import (
     Batch,
+    Chunks,
     Field,
     FrameStack,
     NStep,
@@ -339,6 +340,7 @@ def test_a_batch_that_was_taken_back_refuses_all_use_and_so_do_those_nested_in_i
 VIEWS: dict[str, Callable[[], Any]] = {
     "transitions": lambda: None, "n-step": lambda: NStep(3), "stacks": lambda: FrameStack(2),
     "sequences": lambda: Sequence(4, n=2), "returns": lambda: ReturnsToGo(window=Sequence(3)),
+    "chunks": lambda: Chunks(4, timestep=True),
 }  # fmt: skip
 DRAWN: dict[str, Callable[[], Any]] = {
     "uniform": Uniform, "without replacement": WithoutReplacement, "prioritized": Prioritized,

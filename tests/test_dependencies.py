@@ -24,7 +24,7 @@ SOURCE = ROOT / "src" / "relive"
 PACKAGES = {"PIL": "pillow", "rerun": "rerun-sdk", "typing_extensions": "torch"}
 """Module -> the requirement that brings it, where the names differ. torch requires typing_extensions."""
 
-HOSTS = {"rsl_rl", "stable_baselines3", "velora"}
+HOSTS = {"rsl_rl", "sb3_contrib", "skrl", "stable_baselines3", "velora"}
 """Libraries whose own classes the drop-ins are for: who uses a drop-in has them."""
 
 ELSEWHERE = {"tensorflow_datasets"}

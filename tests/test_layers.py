@@ -44,7 +44,17 @@ PLACES = {"ray": "cluster.ray"}
 COMPILED = {"core._core"}
 """Modules that are not Python. They import nothing."""
 
-HOSTS = ("agilerl", "embodichain", "fasttd3", "pytorchrl", "rsl_rl", "stable_baselines3", "velora")
+HOSTS = (
+    "agilerl",
+    "embodichain",
+    "fasttd3",
+    "pytorchrl",
+    "rsl_rl",
+    "sb3_contrib",
+    "skrl",
+    "stable_baselines3",
+    "velora",
+)
 """Libraries that have a drop-in module: only the one of its name in `compat` may import each, or need not."""
 
 Sources = dict[str, str]

@@ -13,7 +13,19 @@ import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
-from relive import GAE, Collector, Field, Hindsight, Lanes, ReplayBuffer, ReturnsToGo, RolloutBuffer, Schema, returns
+from relive import (
+    GAE,
+    Chunks,
+    Collector,
+    Field,
+    Hindsight,
+    Lanes,
+    ReplayBuffer,
+    ReturnsToGo,
+    RolloutBuffer,
+    Schema,
+    returns,
+)
 from support import overwrites, tagged_envs
 from support.cases import covering
 from support.effort import CI
@@ -246,7 +258,7 @@ def test_what_a_user_adds_is_the_users_to_overwrite(form: str, extend: bool, kin
     play_twice(lambda hands: added(hands, form, extend=extend, **options))
 
 
-VIEWS: dict[str, Callable[[], Any]] = {**TWINS, "returns to go": ReturnsToGo}
+VIEWS: dict[str, Callable[[], Any]] = {**TWINS, "returns to go": ReturnsToGo, "chunks": lambda: Chunks(4)}
 
 
 def read(hands: Hands, sampler: str, view: str) -> None:

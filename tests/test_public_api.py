@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FACE = [
     "GAE",
     "Batch",
+    "Chunks",
     "Collector",
     "Field",
     "FrameStack",

@@ -16,7 +16,7 @@ from support.effort import CI
 PROGRAM = Path(typed_program.__file__)
 PYRIGHT = [sys.executable, "-m", "pyright"]
 
-HOSTED = ("relive.compat.rsl_rl.", "relive.compat.stable_baselines3.")
+HOSTED = tuple(f"relive.compat.{name}." for name in ("rsl_rl", "sb3_contrib", "skrl", "stable_baselines3"))
 """Drop-ins that are subclasses of a library's own classes: without the library, these are unknown."""
 
 

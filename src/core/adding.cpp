@@ -113,7 +113,7 @@ class Adding {
         : ring_(ring), given_(given), rows_(ring.rows), inverse_(ring.inverse), step_(ring.step), stamp_(ring.stamp),
           order_(ring.order), completed_(ring.counters->completed), drawable_(ring.counters->drawable),
           episodes_(ring.counters->episodes), history_(ring.counters->history), stamps_(ring.ranges.stamps),
-          tails_(ring.counters->tails > 0), listed_(given.where.size() > 0) {}
+          tails_(ring.counters->has_tails()), across_(ring.counters->across()), listed_(given.where.size() > 0) {}
 
     // Issue an id for a new row of each env in turn, and one for the final observation where the episode ended. A row
     // completes the transition before it, if that belongs to the same episode; the final observation of an Ended row
@@ -182,7 +182,7 @@ class Adding {
             auto before = (place > begin ? place : begin + rows_) - 1;
             stamp[before] = completed_++;
             order[before] = lower(count++);
-            bool opens = number - 1 - std::min(index - 1, history_) >= oldest;
+            bool opens = has_history(e, number - 1, index - 1, oldest);
             open(before, opens && ((cut && tails_) || ring_.ends_full(index - 1)));
         }
         order[place] = lower(count);
@@ -206,7 +206,7 @@ class Adding {
         if (kind != Kind::GoesOn) {
             stamp[place] = completed_++;
             ++count;
-            open(place, own - std::min(index - 1, history_) >= oldest && (tails_ || ring_.ends_full(index - 1)));
+            open(place, has_history(e, own, index - 1, oldest) && (tails_ || ring_.ends_full(index - 1)));
             index = kind == Kind::Linked && index < LONGEST ? index : 0;
             episodes_ += kind == Kind::Last;
         }
@@ -228,6 +228,13 @@ class Adding {
         open(place, same && ring_.can_draw(place, last, e));
     }
 
+    // Ring::has_history of row `number`, the `index`-th of its episode, while `oldest` is the oldest row.
+    bool has_history(std::int64_t e, Number number, std::int64_t index, Number oldest) const {
+        if (!across_) return number - std::min(index, history_) >= oldest;
+        auto begins = number - history_ + (history_ > 0);
+        return begins > oldest || (begins == oldest && (history_ == 0 || step_[ring_.place_of(begins, e)] == 0));
+    }
+
     // Row `number` comes to `place`: the row that lies there makes way, if it is live.
     void write(Place place, Number number, Number tail, Place begin, std::int64_t following) {
         if (auto old = number - rows_; old >= tail) close(place, old, number, begin, following);
@@ -241,6 +248,7 @@ class Adding {
     // drawn no longer. When row 9 overwrites row 1, only row 3 follows: rows 1 and 2 could not be drawn any more.
     void close(Place place, Number old, Number number, Place begin, std::int64_t following) {
         if (history_ == 0) return close_one(place, old, number, begin, following);  // nothing waits for its index then
+        if (across_) return close_across(place, old, number, begin, following);
         auto last = std::min(old + history_, number - 1);
         for (auto other = step_[place] == 0 ? old : old + history_; other <= last; ++other) {
             auto at = place + (other - old);  // other - old < rows, so one turn brings it back
@@ -248,6 +256,18 @@ class Adding {
             if (other - std::min<std::int64_t>(step_[at], history_) != old) break;
             close_one(at, other, number, begin, following);
         }
+    }
+
+    // The same where rows before an anchor may be of any episode: the anchor that is read from row `old` on, if that
+    // begins an episode, and the one that is read from the row after it on, if that does not.
+    void close_across(Place place, Number old, Number number, Place begin, std::int64_t following) {
+        auto after = ring_.after(place, begin);
+        bool first = step_[place] == 0, second = old + 1 < number && step_[after] != 0;
+        for (auto back : {history_ - 1, history_})
+            if (auto other = old + back; (back == history_ ? second : first) && other < number) {
+                auto at = place + back;  // back < rows, so one turn brings it back
+                close_one(at < begin + rows_ ? at : at - rows_, other, number, begin, following);
+            }
     }
 
     void close_one(Place place, Number number, Number head, Place begin, std::int64_t following) {
@@ -285,7 +305,7 @@ class Adding {
     Column<std::int32_t> order_;
     std::int64_t completed_, drawable_, episodes_, history_, events_ = 0;
     std::uint64_t stamps_;
-    bool tails_, listed_;
+    bool tails_, across_, listed_;
 };
 
 }  // namespace

@@ -45,9 +45,10 @@ std::int64_t history_of(const Ring &ring) { return ring.counters->length == 1 ? 
 // The first row from `number` on that has its history.
 Number with_history(const Ring &ring, std::int64_t e, Number number, std::int64_t history) {
     if (history == 0) return number;
-    auto least = ring.oldest(e), head = ring.envs[e].head;
-    while (number < head && number - std::min<std::int64_t>(ring.step[ring.place_of(number, e)], history) < least)
-        ++number;
+    auto head = ring.envs[e].head;
+    // where rows of any episode count, so many are passed over at once; the walk then takes two steps at most
+    if (ring.counters->across()) number = std::min(head, std::max(number, ring.oldest(e) + history - 1));
+    while (number < head && !ring.has_history(ring.place_of(number, e), number, e)) ++number;
     return number;
 }
 

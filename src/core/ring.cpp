@@ -70,6 +70,7 @@ void bind_ring(nb::module_ &module) {
     module.attr("LENGTH") = offsetof(Counters, length) / WORD;
     module.attr("STRIDE") = offsetof(Counters, stride) / WORD;
     module.attr("TAILS") = offsetof(Counters, tails) / WORD;
+    module.attr("ACROSS") = Counters::ACROSS;
     module.attr("NOT_FINITE") = offsetof(Counters, not_finite) / WORD;
     module.attr("WEIGH") = offsetof(Counters, weigh) / WORD;
     RELIVE_EXPORT(COUNTERS);

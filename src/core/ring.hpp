@@ -26,13 +26,15 @@ struct Env {
 
 // The words of `counters`; saves hold them in this order.
 struct Counters {
+    static constexpr std::int64_t TAILS = 1, ACROSS = 2;  // bits of the word `tails`
+
     std::int64_t completed;   // transitions ever completed, in all envs
     std::int64_t drawable;    // rows that can be drawn now
     std::int64_t episodes;    // episodes that ended
     std::int64_t history;     // how many rows before a window's last must be live
     std::int64_t length;      // steps of a window
     std::int64_t stride;      // steps between the starts of two windows
-    std::int64_t tails;       // 1 if a last window that is shorter counts
+    std::int64_t tails;       // TAILS if a last window that is shorter counts, plus ACROSS if rows of any episode do
     std::int64_t not_finite;  // rewards that were NaN or infinite
     std::int64_t weigh;       // what is drawn equally often
 
@@ -43,6 +45,8 @@ struct Counters {
     }
     // The stride, whatever a file holds.
     std::int64_t positive_stride() const { return std::max<std::int64_t>(stride, 1); }
+    bool has_tails() const { return tails & TAILS; }
+    bool across() const { return tails & ACROSS; }
 };
 inline constexpr int COUNTERS = sizeof(Counters) / sizeof(std::int64_t);
 
@@ -103,14 +107,21 @@ class Ring {
     bool ends_window(Place place, Number number, Place begin, Number head, std::int64_t following) const {
         if (ends_full(step[place])) return true;
         auto next = after(place, begin);
-        if (!counters->tails || stamp[next] >= 0) return false;
+        if (!counters->has_tails() || stamp[next] >= 0) return false;
         if (number + 2 == head) return following == 0;  // the row after is the newest
         return step[after(next, begin)] == 0;
     }
-    bool can_draw(Place place, Number number, std::int64_t e) const {
+    // True if the rows before an anchor that are read with it are there: `history` of them, or as many as its episode
+    // has. Where they may be of any episode, the earliest is read only if the one after it does not begin an episode.
+    bool has_history(Place place, Number number, std::int64_t e) const {
         auto history = counters->history;
-        if (stamp[place] < 0) return false;
-        if (history && number - std::min<std::int64_t>(step[place], history) < oldest(e)) return false;
+        if (history == 0) return true;
+        if (!counters->across()) return number - std::min<std::int64_t>(step[place], history) >= oldest(e);
+        auto begins = number - history + 1;
+        return begins > oldest(e) || (begins == oldest(e) && step[place_of(begins, e)] == 0);
+    }
+    bool can_draw(Place place, Number number, std::int64_t e) const {
+        if (stamp[place] < 0 || !has_history(place, number, e)) return false;
         return ends_window(place, number, e * rows, envs[e].head, envs[e].next);
     }
 

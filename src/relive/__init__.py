@@ -29,6 +29,7 @@ from .samplers.recent import Recent
 from .samplers.uniform import Uniform, WithoutReplacement
 from .steps.changes import SchemaChanges
 from .steps.schema import Field, Schema
+from .views.chunks import Chunks
 from .views.frames import FrameStack
 from .views.hindsight import Hindsight
 from .views.returns_to_go import ReturnsToGo
@@ -45,6 +46,7 @@ else:  # a type checker would take every name for one that is there
 __all__ = [
     "GAE",
     "Batch",
+    "Chunks",
     "Collector",
     "Field",
     "FrameStack",

@@ -344,7 +344,8 @@ class SequenceBatch(Batch):
     ======================== ==========================================================================================
 
     Batches of a replay also have ``index`` (int64 ``[B]``). Each row has the ``reward``, ``discount``, ``steps`` and
-    ``next`` of its n-step sum: see :class:`relive.Sequence`.
+    ``next`` of its n-step sum: see :class:`relive.Sequence`. Chunks of a replay have ``is_first``, ``is_last`` and
+    ``is_terminal`` instead of these and ``is_start``: see :class:`relive.Chunks`.
 
     ``len(seq)`` is B, and ``rows`` and ``split`` take sequences: this class knows which axis of a field counts them.
     """

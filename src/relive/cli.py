@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from .errors import ParameterError, ReliveError
-from .exchange.convert import READERS, WRITERS
+from .exchange.convert import READERS, WRITERS, source_of
 from .exchange.convert import convert as converted
 from .look.audit import audit as audited
 from .look.doctor import Examination, examine, in_words
@@ -33,7 +33,10 @@ from .steps.arrays import Array
 
 app = typer.Typer(help="Look at stored experience, or at this machine.", no_args_is_help=True, add_completion=False)
 
-PATH = "a save of a ReplayBuffer or RolloutBuffer, a replay in files, open or not, or an .npz file of arrays"
+PATH = (
+    "a save of a ReplayBuffer or RolloutBuffer, a replay in files, open or not, an .npz file of arrays, "
+    "or what convert reads: FORMAT:WHERE, or hf://USER/SET"
+)
 
 LONGEST = 1000
 """The most characters of a name or a sentence that are printed."""
@@ -75,14 +78,14 @@ def refuse(command: str, error: Exception) -> NoReturn:
 
 @app.command()
 def audit(
-    path: Annotated[Path, typer.Argument(help=PATH)],
+    path: Annotated[str, typer.Argument(help=PATH)],
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
     max_episode_steps: Annotated[int | None, typer.Option(help="the time limit of the env, if you know it")] = None,
 ) -> None:
     """Report mistakes in stored steps. Exit status: 0 if there is none, 1 if there is, 2 if PATH cannot be read."""
     try:
-        report = audited(path, max_episode_steps=max_episode_steps)
-    except (ReliveError, OSError, ValueError) as error:
+        report = audited(source_of(path), max_episode_steps=max_episode_steps)
+    except (ReliveError, OSError, ValueError, ModuleNotFoundError) as error:
         refuse("audit", error)
     if as_json:
         tell_json(report.to_json())
@@ -93,7 +96,7 @@ def audit(
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help=PATH)],
+    path: Annotated[str, typer.Argument(help=PATH)],
     episode: Annotated[int | None, typer.Option(help="also print the steps of this episode, from 0")] = None,
     steps: Annotated[str | None, typer.Option(help="also print the steps A:B, from A up to, not including, B")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the distributions into this file (.pdf, .png, .svg)")] = None,
@@ -103,7 +106,7 @@ def inspect(
 ) -> None:
     """Show what is stored. Exit status: 0, or 2 if PATH cannot be read or has no such steps."""
     try:
-        inspection = inspected(path)
+        inspection = inspected(source_of(path))
         chosen = _chosen(inspection, episode, steps)
         if plot is not None:
             inspection.plot(plot)
@@ -222,20 +225,22 @@ def show_examination(found: Examination, console: Console) -> None:
 
 
 SIDE = "FORMAT:WHERE, or a path"
+SOURCE = "FORMAT:WHERE, a path, or hf://USER/SET"
 FROM = f"the format of SOURCE, if it is not to be found out: {', '.join(READERS)}"
 TO = f"the format of TARGET: {', '.join(WRITERS)}; a save of relive without it"
 
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(help=SIDE)],
+    source: Annotated[str, typer.Argument(help=SOURCE)],
     target: Annotated[str, typer.Argument(help=SIDE)],
     source_format: Annotated[str | None, typer.Option("--from", help=FROM)] = None,
     target_format: Annotated[str | None, typer.Option("--to", help=TO)] = None,
+    images: Annotated[bool, typer.Option("--images", help="read and write the pictures of LeRobot data sets")] = False,
 ) -> None:
     """Read experience in one format and write it in another. Exit status: 0, or 2 if that cannot be done."""
     try:
-        log = converted(source, target, source_format=source_format, target_format=target_format)
+        log = converted(source, target, source_format=source_format, target_format=target_format, images=images)
     except (ReliveError, OSError, ValueError, ModuleNotFoundError) as error:
         refuse("convert", error)
     tell(f"{len(log):,} steps of {log.source}")

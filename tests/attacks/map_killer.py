@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -49,9 +51,10 @@ def opened(folder: Path) -> ReplayBuffer:
     return ReplayBuffer.open(folder, SCHEMA, ENVS * ROWS, ENVS, sampler=Prioritized(), view=view, check_ends=False)
 
 
-def write(folder: Path, noted: Any, at: int) -> None:
-    """Add steps until the kill comes; at line ``at`` of relive, if that is not negative."""
-    replay, left = opened(folder), at
+@contextmanager
+def dying_at(line: int) -> Iterator[None]:
+    """Kill this process at so many lines of relive from here on; not by itself if that is negative."""
+    left = line
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
         nonlocal left
@@ -62,9 +65,20 @@ def write(folder: Path, noted: Any, at: int) -> None:
         left -= 1
         return trace
 
-    number = int(noted[1])
-    if at >= 0:
+    if line >= 0:
         sys.settrace(trace)
+    yield
+
+
+def write(folder: Path, noted: Any, at: int) -> None:
+    """Add steps until the kill comes; at line ``at`` of relive, if that is not negative."""
+    replay, number = opened(folder), int(noted[1])
+    with dying_at(at):
+        add_for_ever(replay, number, noted)
+
+
+def add_for_ever(replay: ReplayBuffer, number: int, noted: Any) -> None:
+    """Add steps from this number on, draw, and set priorities."""
     while True:
         noted[0] = number + 1  # it may be in from now on
         replay.add(step(number))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import relive
-from relive import Batch, NStep, Prioritized, ReplayBuffer, Sequence, Uniform
+from relive import Batch, Chunks, NStep, Prioritized, ReplayBuffer, Sequence, Uniform
 from relive.cluster.replay import Replay, load_extra
 from relive.cluster.shard import ChunkOrigin, Ledger
 from relive.errors import (
@@ -194,6 +194,18 @@ def test_sequences_and_n_steps_come_as_from_one_ring():
         same = known[int(row["action"])]
         for name in ("obs", "next_obs", "reward", "discount", "steps"):
             assert torch.equal(row[name], same[name])
+
+
+def test_chunks_come_as_from_one_ring():
+    one, (many, _) = whole(view=Chunks(5, last=("reward",))), local(view=Chunks(5, last=("reward",)))
+    for replay in (one, many):
+        replay.extend(steps(40))
+    data, batch = one.data(), many.sample(50)
+    known = {tuple(data["obs"][:, b, 1].tolist()) + (int(data["env"][b]),): b for b in range(len(data))}
+    for b in range(50):
+        same = known[(*batch["obs"][:, b, 1].tolist(), int(batch["env"][b]))]
+        for name in ("obs", "action", "last_reward", "is_first", "is_last", "is_terminal", "mask"):
+            assert torch.equal(batch[name][:, b], data[name][:, same])
 
 
 def test_states_of_several_layers_are_joined_along_the_batch():

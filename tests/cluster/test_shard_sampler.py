@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from relive import NStep, Prioritized, ReplayBuffer, Sequence, Uniform
+from relive import Chunks, NStep, Prioritized, ReplayBuffer, Sequence, Uniform
 from relive.cluster.plan import ShardSampler, Share, shard_key
 from support import internals
 from support.fit import check_fit, counted
@@ -19,6 +19,7 @@ from support.replays import PLAIN
 VIEWS: dict[str, Callable[[], Any]] = {
     "transitions": lambda: NStep(2),
     "sequences": lambda: Sequence(3, burn_in=1, overlap="none"),
+    "chunks": lambda: Chunks(4),
     "sequences by steps": lambda: Sequence(3, overlap="none", weigh="steps"),
 }
 LENGTHS = (4, 13, 6)
@@ -47,7 +48,7 @@ def drawn(shards: list[ShardSampler], batches: int, batch_size: int) -> np.ndarr
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("view", ["transitions", "sequences"])
+@pytest.mark.parametrize("view", ["transitions", "sequences", "chunks"])
 def test_uniform_draws_have_equal_chances_over_all_shards(view: str):
     # 3 M draws from 23 transitions: where half of them are 1 % likelier, the chi-square gains 11 times its spread.
     shards = shard_samplers(Uniform, VIEWS[view])

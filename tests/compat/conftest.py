@@ -6,7 +6,10 @@ import sys
 
 import pytest
 
-HOSTS = ("agilerl", "embodichain", "fast_td3_utils", "holosoma", "pytorchrl", "rsl_rl", "stable_baselines3", "velora")
+HOSTS = (
+    "agilerl", "embodichain", "fast_td3_utils", "holosoma", "pytorchrl", "rsl_rl", "sb3_contrib", "skrl",
+    "stable_baselines3", "velora",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from definitions import adding as plain
 from definitions.draws import anchors
 from relive import core
-from relive.core.words import LONGEST, NEXT, RULE, TAIL, USED_UP, RingArrays, StagedRows, undo_size
+from relive.core.words import ACROSS, LONGEST, NEXT, RULE, TAIL, TAILS, USED_UP, RingArrays, StagedRows, undo_size
 from relive.ring import Rule
 
 RULES = [
     *(Rule(history) for history in (0, 1, 2, 3, 7)), Rule(1, 2, 1), Rule(4, 3, 1), Rule(4, 4, 2), Rule(3, 3, 2),
-    Rule(3, 3, 2, tails=False), Rule(8, 9, 9),
+    Rule(3, 3, 2, tails=False), Rule(8, 9, 9), *(Rule(history, across=True) for history in (1, 2, 3, 7)),
 ]  # fmt: skip
 
 
@@ -49,6 +49,7 @@ class Play:
         self.state = np.stack([old, old, np.zeros_like(old), done], axis=1)
         counters = np.zeros(9, np.int64)
         counters[0], counters[RULE : RULE + 4] = done.sum(), self.rule[:4]
+        counters[TAILS] += ACROSS * self.rule.across
         sizes, self.undo, reserve = (self.width - 16, int(rng.integers(1, self.width - 16))), rng.random() < 0.5, old
         if self.undo:  # of some rings, not all rows may be overwritten
             some = rng.random() < 0.3

@@ -18,7 +18,7 @@ from definitions import draws as plain
 from relive import FrameStack, NStep, core
 from relive import Sequence as SequenceView
 from relive.core.numbers import GOLDEN, signed
-from relive.core.words import ALONE, DRAWABLE, HEAD, LINKED, RULE
+from relive.core.words import ACROSS, ALONE, DRAWABLE, HEAD, LINKED, RULE
 from support import internals
 from support.effort import often
 from support.fit import deviation
@@ -306,9 +306,9 @@ def test_the_newest_are_found_if_most_rows_between_them_have_gone() -> None:
 
 RULES = [
     (0, 1, 1, 1), (1, 1, 1, 1), (3, 1, 1, 1), (7, 1, 1, 1), (1, 2, 1, 1), (4, 3, 1, 1), (4, 4, 2, 1), (3, 3, 2, 0),
-    (8, 9, 9, 1),
+    (8, 9, 9, 1), (1, 1, 1, 1 + ACROSS), (2, 1, 1, 1 + ACROSS), (5, 1, 1, ACROSS),
 ]  # fmt: skip
-"""History, length, stride, and whether tails count."""
+"""History, length, stride, and whether tails count, and rows of any episode."""
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0, 0, ALONE, LINKED]), st.sampled_from(RULES))

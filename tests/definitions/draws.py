@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from definitions.places import oldest, place_after, place_of, row_at
-from relive.core.words import HEAD, HISTORY, LENGTH, NEXT, STRIDE, TAILS
+from relive.core.words import ACROSS, HEAD, HISTORY, LENGTH, NEXT, STRIDE, TAILS
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -64,11 +64,24 @@ def ends_window(place: int, ring: Any) -> bool:
     if at + 1 >= counters[LENGTH] and (at + 1 - counters[LENGTH]) % counters[STRIDE] == 0:
         return True
     e, after = place // ring.rows, place_after(place, ring.rows)
-    if not counters[TAILS] or ring.stamp[after] >= 0:
+    if not counters[TAILS] % ACROSS or ring.stamp[after] >= 0:
         return False
     if after == place_of(int(ring.state[e, HEAD]) - 1, e, ring.rows):
         return bool(ring.state[e, NEXT] == 0)
     return bool(ring.step[place_after(after, ring.rows)] == 0)
+
+
+def has_history(place: int, number: int, e: int, ring: Any, history: int) -> bool:
+    """True if the ``history`` rows before a row, or as many as its episode has, are live.
+
+    With ACROSS they are those of any episode, and the earliest need not be live if the row after it begins an episode.
+    """
+    least = oldest(e, ring)
+    if ring.counters[TAILS] < ACROSS or history == 0:
+        return number - min(int(ring.step[place]), history) >= least
+    second = number - history + 1
+    begins = second >= least and ring.step[place_of(second, e, ring.rows)] == 0
+    return second - (not begins) >= least
 
 
 def drawable(ring: Any) -> list[tuple[int, int]]:
@@ -80,8 +93,8 @@ def drawable(ring: Any) -> list[tuple[int, int]]:
     for e in range(len(ring.state)):
         for number in range(oldest(e, ring), int(ring.state[e, HEAD])):
             place = place_of(number, e, ring.rows)
-            before = min(int(ring.step[place]), int(ring.counters[HISTORY]))
-            if ring.stamp[place] >= 0 and number - before >= oldest(e, ring) and ends_window(place, ring):
+            there = has_history(place, number, e, ring, int(ring.counters[HISTORY]))
+            if ring.stamp[place] >= 0 and there and ends_window(place, ring):
                 found.append((e, number))
     return found
 
@@ -123,7 +136,7 @@ def window(ring: Any, newest: int) -> tuple[list[int], list[int]]:
         while number < head:
             place = place_of(number, e, ring.rows)
             s = int(ring.stamp[place])  # of a row that is not complete -1 less the number of those completed before it
-            if (s if s >= 0 else -1 - s) >= threshold and number - min(int(ring.step[place]), history) >= least:
+            if (s if s >= 0 else -1 - s) >= threshold and has_history(place, number, e, ring, history):
                 break
             number += 1
         first.append(number)

@@ -94,7 +94,7 @@ def test_what_lerobot_wrote_comes_in() -> None:
     np.testing.assert_array_equal(np.flatnonzero(log.fields["terminated"]), [3, 15])
     np.testing.assert_array_equal(np.flatnonzero(log.fields["truncated"]), [7, 11])
     assert log.lacks == (
-        "'observation.picture' has the dtype image and was not read",
+        "'observation.picture' has the dtype image and was not read; images=True reads it",
         "it does not tell truncation from termination; a done episode counts as terminated",
         "it names its tasks in words, which were not read; 'task_index' was",
         "it keeps no final observations",

@@ -14,6 +14,7 @@ import torch
 
 from relive import (
     Batch,
+    Chunks,
     Field,
     FrameStack,
     NStep,
@@ -49,13 +50,13 @@ VIEWS: dict[str, Callable[[], Any]] = {
     "n-step": lambda: NStep(3), "each reward": lambda: NStep(2, each_reward=lambda reward: reward * 2),
     "stacks": lambda: FrameStack(2), "sequences": lambda: Sequence(4, n=2),
     "batch first": lambda: Sequence(3, 1, time_first=False, last=("action",)),
-    "returns": lambda: ReturnsToGo(window=Sequence(3)),
+    "returns": lambda: ReturnsToGo(window=Sequence(3)), "chunks": lambda: Chunks(4, last=("action",)),
 }  # fmt: skip
 
 
 def standing(schema: str, sampler: str, view: str, paths: set[Any]) -> set[Any]:
     """The fields that stand. One compiled call reads them, to which the sampler leaves the draw; others are fresh."""
-    if sampler == "without replacement" or view in ("each reward", "returns"):
+    if sampler == "without replacement" or view in ("each reward", "returns", "chunks"):
         return set()
     if view in ("n-step", "stacks"):  # hidden states and large fields lie apart, and then nothing is read in that call
         return paths if schema in ("plain", "nested") else set()
@@ -91,7 +92,7 @@ def assert_same(batch: Batch, expected: Batch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "sampler", "view", "durable"), every_nth(7, SCHEMAS, SAMPLERS, VIEWS, [False, True])
+    ("schema", "sampler", "view", "durable"), every_nth(9, SCHEMAS, SAMPLERS, VIEWS, [False, True])
 )
 def test_each_sampler_view_schema_and_store_gives_the_same_batches_in_memory_that_stands(
     schema: str, sampler: str, view: str, durable: bool, tmp_path: Path

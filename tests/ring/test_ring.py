@@ -39,6 +39,7 @@ RULES = [
     ),
     Sequence(3, 1, "half", drop_tail=True).rule,
     Sequence(9, 0, "none").rule,
+    *(Rule(history, across=True) for history in HISTORIES[1:]),
 ]
 """Which rows can be drawn: all that have their history, or the last of windows."""
 
@@ -72,7 +73,7 @@ def check_anchors(num_envs: int, rows: int, play: tuple[str, ...]) -> None:
     for rule in RULES:
         twin.buffer.view = Ruled(rule)
         twin.buffer.check()
-        anchors = truth.anchors(*rule[:4])
+        anchors = truth.anchors(*rule[:4], rule.across)
         places = ring.anchors()
         assert ring.drawable == len(anchors) == len(places)
         in_time = sorted(anchors, key=lambda row: (row.env, row.number))

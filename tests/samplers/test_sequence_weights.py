@@ -121,7 +121,7 @@ def weights(twin: Twin, among: list[oracle.Row] | None = None) -> dict[int, floa
     view, truth = twin.buffer.view, twin.truth
     assert isinstance(view, Sequence)
     rows = twin.anchors() if among is None else among
-    _, length, stride, _, weigh = view.rule
+    _, length, stride, _, weigh, _ = view.rule
     sizes = {truth.index(row): truth.excerpt(row, length, stride, 0, 1).length for row in rows}
     if weigh == "windows":
         return equal(list(sizes))

@@ -25,7 +25,7 @@ from relive import Sequence as SequenceView
 from relive.core.words import NEXT
 from relive.errors import InvariantError
 from relive.memory.device import DeviceRows
-from relive.ring import Ring
+from relive.ring import Ring, Rule
 from support import internals, oracle, twins
 from support.twins import KINDS as LETTERS
 from support.twins import SAMPLERS, Twin
@@ -71,6 +71,16 @@ class Watcher:
 
 EVERY_SAMPLER: dict[str, Callable[[], Any]] = {**SAMPLERS, "a user's": Watcher}
 
+
+class OverEnds:
+    """Transitions that can be drawn while the two rows before them are there, of whichever episode."""
+
+    rule, n, gamma = Rule(3, across=True), 1, 0.5
+
+    def read(self, ring: Ring, places: Any, key: int | None = None) -> Any:
+        return Transition(0.5).read(ring, places)
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "small": {"view": lambda: Transition(0.5)},
     "small, 3-step": {"view": lambda: NStep(3, 0.5)},
@@ -79,6 +89,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "tuples": {"dress": "tuple", "view": lambda: Transition(0.5)},
     "sequences": {"extras": twins.recurrent, "view": lambda: SequenceView(3, 2, "none", 2, 0.5)},
     "sequences that overlap": {"dress": "mixed", "view": lambda: SequenceView(2, 1, "max", 1, 0.5)},
+    "rows over ends": {"view": OverEnds},
     "unordered": {"dress": "mixed", "ordered": False, "view": lambda: Transition(0.5)},
     "own next_obs": {"dress": "image", "ordered": False, "linked": True, "view": lambda: Transition(0.5)},
     "device": {"dress": "mixed", "device": True, "view": lambda: NStep(3, 0.5)},

@@ -299,11 +299,14 @@ class Replay:
         """The rows of an env that are still there, oldest first."""
         return [row for row in self.all_rows(env)[-self.rows :] if row.number >= self._cleared[env]]
 
-    def anchors(self, history: int = 0, length: int = 1, stride: int = 1, tails: bool = True) -> list[Row]:
+    def anchors(
+        self, history: int = 0, length: int = 1, stride: int = 1, tails: bool = True, across: bool = False
+    ) -> list[Row]:
         """The steps that can be drawn, in the order of completion.
 
         Each is the last of one of its episode's windows, and live and complete, as are the ``history`` rows before it,
-        or as many as its episode has.
+        or as many as its episode has. With ``across`` these are of any episode, and the earliest of them does not count
+        where the row after it begins an episode.
         """
         found: dict[tuple[int, int], Row] = {}
         cuts: dict[int, set[int]] = {}
@@ -312,6 +315,10 @@ class Replay:
             numbers = {row.number for row in live}
             for row in live:
                 needed = range(row.number - min(row.at, history), row.number)
+                if across:
+                    second = next((other for other in live if other.number == row.number - history + 1), None)
+                    begins = second is not None and second.at == 0
+                    needed = range(row.number - history + begins, row.number)
                 if id(row.episode) not in cuts:
                     episode, ends = row.episode, set[int]()
                     for start in window_starts(episode.known, length, stride):

@@ -243,7 +243,8 @@ class Twin:
 
     def anchors(self) -> list[oracle.Row]:
         """What can be drawn, in the order of completion."""
-        return self.truth.anchors(*rule_of(self.buffer.view)[:4])
+        rule = rule_of(self.buffer.view)
+        return self.truth.anchors(*rule[:4], rule.across)
 
     def check(self) -> None:
         """Everything the buffer holds is what it should hold, and nothing else."""
@@ -349,7 +350,7 @@ class Twin:
 
     def sequence(self, row: oracle.Row, view: SequenceView) -> dict[Path, np.ndarray]:
         """What a view of sequences makes of the window that ends with this step."""
-        _, length, stride, _, _ = view.rule
+        _, length, stride, *_ = view.rule
         excerpt = self.truth.excerpt(row, length, stride, view.burn_in, view.n)
         high, steps = view.burn_in + view.length + view.n, excerpt.burn_in + excerpt.length
         blank = mapped(np.zeros_like, self._lasts(self._example(), view.last)) | self._blank()

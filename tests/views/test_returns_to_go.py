@@ -62,7 +62,7 @@ def test_a_batch_has_what_the_episodes_paid_from_each_step_on(window: str, play:
 
 
 def check_sequences(twin: Twin, view: Sequence, gamma: float, rows: list[Any], returns: Any, ended: Any) -> None:
-    _, length, stride, _, _ = view.rule
+    _, length, stride, *_ = view.rule
     assert returns.shape == ended.shape == (view.rows, len(rows))
     for b, row in enumerate(rows):
         excerpt = twin.truth.excerpt(row, length, stride, view.burn_in, view.n)

@@ -437,6 +437,6 @@ def renew(buffer: ReplayBuffer | RolloutBuffer, seed: int | None) -> None:
         buffer.seed = None
 
 
-def drawn_by_numpy() -> int:
-    """A seed from NumPy's global generator: the 53 bits of one number in [0, 1)."""
-    return int(np.random.random_sample() * 2**53)
+def drawn_by_numpy(below: int | None = None) -> int:
+    """A number from NumPy's global generator, as its ``randint`` gives it; None: a seed, 53 bits of one in [0, 1)."""
+    return int(np.random.random_sample() * 2**53) if below is None else int(np.random.randint(below))

@@ -776,6 +776,17 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
     returns: Column = Column("return")
     _own_attribute = "_rollout"
 
+    _served: tuple[str, ...] = SERVED
+    """The columns of a batch, in the order of the host's named tuple."""
+    _kinds: tuple[Any, Any] = (samples.RolloutBufferSamples, samples.DictRolloutBufferSamples)
+    """The host's named tuples: for arrays, and for a Dict space."""
+    _float_actions = True
+    """Whether actions are float32 in batches. They are stored in the dtype of their space."""
+    _step_only: tuple[str, ...] = ("rewards", "episode_starts")
+    """Columns that the host's ``get`` leaves ``[T, N]``."""
+    _further: dict[str, Any] | None = None
+    """Columns of the next step that a subclass has stored besides."""
+
     def __init__(
         self,
         buffer_size: int,
@@ -800,23 +811,36 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         fields |= {"action": action, "value": NUMBER, "log_prob": NUMBER}
         # ends are computed from `episode_start` when the rollout is full
         further = {"terminated": FLAG, "truncated": FLAG, "advantage": NUMBER, "return": NUMBER}
-        schema = Schema(fields)
+        schema = Schema(fields | self._further_fields())
         self._rollout = CoreRollout(schema, buffer_size, n_envs, columns=further, seed=seed or 0)
         self._shapes = obs_shapes(self.obs_shape, n_envs), (n_envs, self.action_dim)
-        self._row_bytes = 2 * NUMBER.nbytes + sum(x.nbytes for path, x in schema.leaves.items() if path[0] in SERVED)
+        served = [x.nbytes for path, x in schema.leaves.items() if path[0] in self._served]
+        self._row_bytes = 2 * NUMBER.nbytes + sum(served)
         self.reset()
+
+    def _further_fields(self) -> dict[str, Field]:
+        """The fields that a subclass stores besides. The spaces are known already."""
+        return {}
 
     def _take_over(self, original: Any) -> None:
         """Copy the columns. The host's ``get`` flattens those that it serves, env by env."""
-        whole = ("rewards", "episode_starts") if original.generator_ready else ROLLOUT_FIELDS
 
-        def arranged(column: Array, shown: Array) -> Array:
-            return column.reshape(self.n_envs, self.buffer_size, *shown.shape[2:]).swapaxes(0, 1)
+        def arranged(column: Array, stored: Array) -> Array:
+            return column.reshape(self.n_envs, self.buffer_size, *stored.shape[2:]).swapaxes(0, 1)
 
-        for name, values in contents_of(original, ROLLOUT_FIELDS).items():
-            shown = getattr(self, name)
-            write_column(name, shown, values if name in whole else mapped(arranged, values, shown))
+        table = self._table()
+        for name, values in contents_of(original, table).items():
+            if original.generator_ready and name not in self._step_only:
+                stored = self.column(table[name].name)
+                write_column(name, stored, mapped(arranged, values, stored))
+            else:
+                write_column(name, getattr(self, name), values)
         self._declare(self.buffer_size if original.full else int(original.pos))
+
+    @classmethod
+    def _table(cls) -> dict[str, Column]:
+        """The columns by the host's names."""
+        return {name: column for kind in reversed(cls.__mro__) for name, column in table_of(kind).items()}
 
     def _pos(self) -> int:
         """How many steps were added. Set it after writing further rows in place."""
@@ -854,6 +878,7 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         """
         obs_shape, action_shape = self._shapes
         self._rollout.add(
+            self._further,
             obs=fitted(obs, obs_shape),
             action=fitted(action, action_shape),
             reward=np.asarray(reward, np.float32),
@@ -898,16 +923,16 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
             self._rollout.seed = drawn_by_numpy()
         size = batch_size or self.buffer_size * self.n_envs
         together = max(GATHERED // (size * self._row_bytes), 1)  # small batches: several at a time
-        blocks = self._rollout.minibatches(size * together, fields=SERVED)
+        blocks = self._rollout.minibatches(size * together, fields=self._served)
         return (batch for block in blocks for batch in self._split(block, size))
 
     def _split(self, block: Batch, size: int) -> Iterator[Any]:
         """Rows that were gathered together, as the host's batches of ``size`` rows."""
         obs = mapped(self._observed, joined(self.observation_space, block["obs"]))
-        rest = [sent(block[name], self.device) for name in SERVED[1:]]
-        rest[0] = rest[0].float()
-        nested = isinstance(self.observation_space, spaces.Dict)
-        kind = samples.DictRolloutBufferSamples if nested else samples.RolloutBufferSamples
+        rest = [sent(block[name], self.device) for name in self._served[1:]]
+        if self._float_actions:
+            rest[0] = rest[0].float()
+        kind = self._kinds[isinstance(self.observation_space, spaces.Dict)]
         leaves = [*obs.values()] if isinstance(obs, dict) else [obs]
         parts: list[Sequence[Tensor]] = [x.split(size) for x in (*leaves, *rest)]
         if isinstance(obs, dict):
@@ -923,9 +948,6 @@ class RolloutBuffer(DropIn, buffers.RolloutBuffer):
         """A column of the rollout as a view ``[T, N, ...]``, or a dictionary of views."""
         found = joined(self.observation_space, self._rollout.block[name], name)
         return mapped(lambda x: numpy_view(x[: self.buffer_size]), found)
-
-
-ROLLOUT_FIELDS = table_of(RolloutBuffer)
 
 
 class DictRolloutBuffer(RolloutBuffer, buffers.DictRolloutBuffer):
@@ -995,7 +1017,7 @@ def steps_of(original: HostReplay) -> Iterator[tuple[Ints, dict[str, Any]]]:
 
 def overridden(buffer: object, names: Sequence[str]) -> list[str]:
     """The methods among these that a user's subclass defines."""
-    host = __name__, "stable_baselines3."
+    host = "relive.", "stable_baselines3.", "sb3_contrib."
     users = [cls for cls in type(buffer).__mro__ if not cls.__module__.startswith(host)]
     return [name for name in names if any(name in vars(cls) for cls in users)]
 

@@ -29,6 +29,8 @@ STRIDE: int = 5
 
 TAILS: int = 6
 
+ACROSS: int = 2
+
 NOT_FINITE: int = 7
 
 WEIGH: int = 8

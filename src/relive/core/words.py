@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._core import (
+    ACROSS,
     ALL_RATED,
     ALONE,
     ALPHA,
@@ -81,6 +82,7 @@ from ._core import (
 )
 
 __all__ = [
+    "ACROSS",
     "ALL_RATED",
     "ALONE",
     "ALPHA",
@@ -230,7 +232,7 @@ class StagedRows(NamedTuple):
 
 
 RULE = HISTORY
-"""Where the rule starts, up to :data:`NOT_FINITE`: history, length, stride, tails."""
+"""Where the rule starts, up to :data:`NOT_FINITE`: history, length, stride, and tails, plus ACROSS in the same word."""
 
 
 def undo_size(num_envs: int, most: int) -> int:

@@ -13,6 +13,7 @@ from ..look.experience import read_npz
 from ..parameters import Rule, require
 from ..replay.buffer import ReplayBuffer
 from ..steps.schema import Schema
+from .hub import is_address
 from .lerobot import features_of, from_lerobot, to_lerobot
 from .log import Log, log_of
 from .minari import from_minari, infos_of, to_minari
@@ -68,14 +69,47 @@ def format_of(path: str | Path) -> str | None:
 Function = TypeVar("Function")
 
 
-def convert(source: str, target: str, *, source_format: str | None = None, target_format: str | None = None) -> Log:
+def source_of(text: str) -> object:
+    """What an audit or an inspection takes for ``FORMAT:WHERE``, an address of the hub, or a path.
+
+    A path to a file is what it was: an audit says how to read those of other libraries.
+
+    Raises:
+        FieldError, ShapeError, FileFormatError: the source cannot be read.
+    """
+    path = Path(text)
+    name, where = (format_of(path) if path.is_dir() else None, text) if path.exists() else _named(text)
+    if name in ("relive", "npz"):
+        return where
+    return READERS[name](where).experience() if name in READERS else text
+
+
+def _named(text: str) -> tuple[str, str]:
+    """The format and the path or id that a text names; the format is empty if it names none."""
+    if is_address(text):
+        return "lerobot", text
+    before, colon, after = text.partition(":")
+    return (before, after) if colon else ("", text)
+
+
+def convert(
+    source: str,
+    target: str,
+    *,
+    source_format: str | None = None,
+    target_format: str | None = None,
+    images: bool = False,
+) -> Log:
     """Read experience in one format and write it in another.
 
     Args:
-        source: ``FORMAT:WHERE``, such as ``minari:my/set-v0``; or a path, whose files show the format.
+        source: ``FORMAT:WHERE``, such as ``minari:my/set-v0``; or a path, whose files show the format; or
+            ``hf://user/set``, a LeRobot data set on the hub.
         target: ``FORMAT:WHERE``; or a path for a save of relive.
         source_format: the format of ``source``. If it is given, ``source`` is only a path or an id.
         target_format: the same for ``target``.
+        images: True to read the pictures and videos of a LeRobot data set, too, and to write pictures into one as image
+            files instead of numbers.
 
     All fields of a step go along. What the target has no place for is left out, and named in ``lacks`` as well.
 
@@ -83,7 +117,8 @@ def convert(source: str, target: str, *, source_format: str | None = None, targe
         the steps that were read, with what the source and the target lack.
 
     Raises:
-        ParameterError: there is no such format; or source and target are one path.
+        ParameterError: there is no such format; or source and target are one path; or ``images`` is given for another
+            format.
         FieldError, ShapeError, FileFormatError: the source cannot be read.
     """
     read, origin = _side(source, READERS, source_format, "source")
@@ -92,11 +127,16 @@ def convert(source: str, target: str, *, source_format: str | None = None, targe
         raise ParameterError(
             f"convert: '{destination}' is the source; give another path, as nothing else has its steps"
         )
-    log = read(origin)
+    if images and read is not from_lerobot and write is not to_lerobot:
+        raise ParameterError("convert: images is for data sets of lerobot alone; leave it out")
+    log = from_lerobot(origin, images=True) if images and read is from_lerobot else read(origin)
     name = next(name for name, known in WRITERS.items() if known is write)
     if name in FITS:
         log = log.fitting(FITS[name], f"a data set of {name}")
-    write(log.replay(), destination)
+    if images and write is to_lerobot:
+        to_lerobot(log.replay(), destination, images="image")
+    else:
+        write(log.replay(), destination)
     return log
 
 
@@ -110,11 +150,10 @@ def _side(text: str, known: Mapping[str, Function], given: str | None, side: str
     require("convert", known_text, **{side: text})
     known_format: Rule = lambda name: name is None or isinstance(name, str), "expected the name of a format, or None"
     require("convert", known_format, **{f"{side}_format": given})
-    before, colon, after = text.partition(":")
     name, where = given or "", text
-    if not name and colon and not Path(text).exists():
-        name, where = before, after
-    elif not name:
+    if not name and not Path(text).exists():
+        name, where = _named(text)
+    if not name:
         name = (format_of(text) if side == "source" else None) or "relive"
     if name not in known:
         raise ParameterError(f"convert: '{name}' is no format of a {side} here; expected one of {', '.join(known)}")

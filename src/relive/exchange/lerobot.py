@@ -1,4 +1,4 @@
-"""LeRobotDataset v3: Parquet files of frames, in and out.
+"""LeRobotDataset v3: Parquet files of frames, and pictures, in and out.
 
 In order: the layout of a data set; reading (features, frames, steps and ends, final observations); writing (columns,
 files, statistics); and columns of Parquet as arrays.
@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -29,6 +29,7 @@ from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import Array, Ints, numpy_dtype
 from ..steps.schema import Path as Keys
 from ..steps.schema import Schema, descend
+from .hub import downloaded, is_address
 from .log import (
     EpisodeArrays,
     Json,
@@ -40,6 +41,19 @@ from .log import (
     require_memory,
     sizes_in,
     with_progress,
+)
+from .pictures import (
+    VIDEO_PATH,
+    VIDEOS,
+    Picture,
+    Places,
+    VideoWriter,
+    fill_images,
+    fill_videos,
+    pngs,
+    sample_of,
+    to_read,
+    to_write,
 )
 
 # -- the layout of a data set ------------------------------------------------------------------------------------------
@@ -123,94 +137,127 @@ class Table(NamedTuple):
         return is_last
 
 
-def from_lerobot(path: str | os.PathLike[str]) -> Log:
-    """The frames of a LeRobotDataset v3 that is on this machine. Nothing is downloaded.
+def from_lerobot(path: str | os.PathLike[str], *, images: bool = False) -> Log:
+    """The frames of a LeRobotDataset v3 that is on this machine, or on the hub.
 
     A frame is a step: ``observation.…`` is the observation that ``action`` was chosen on. ``next.reward`` and
     ``next.done`` came after it. Data sets that :func:`to_lerobot` wrote come back with every end and final observation.
     In others, a done episode counts as terminated unless ``next.truncated`` or ``next.terminated`` says more. An
-    episode that was not done was cut off after its last frame. Videos and compressed images are left where they are.
-    ``lacks`` names all that is missing. Columns that only number the frames are fields, but stay out of a replay.
+    episode that was not done was cut off after its last frame. ``lacks`` names all that is missing. Columns that only
+    number the frames are fields, but stay out of a replay.
 
     Args:
-        path: the directory with ``meta`` and ``data`` in it.
+        path: the directory with ``meta`` and ``data`` in it; or ``"hf://user/set"``, which huggingface_hub downloads
+            into its cache.
+        images: True to decode videos and compressed images, as uint8 fields of the shape that the data set says. All
+            of them have to fit into memory, twice with final observations. By default they are left where they are,
+            and videos are not downloaded.
 
     Raises:
-        ModuleNotFoundError: pyarrow is not installed.
-        NoSaveError: a file is missing.
+        ModuleNotFoundError: pyarrow, or another package that is needed, is not installed.
+        NoSaveError: a file is missing, or the hub has no such data set.
         FileFormatError: a file is damaged or contradicts ``info.json``, or the data set has another version.
-        FieldError: no observation is stored as numbers.
-        ParameterError: there is too little memory for the frames.
+        FieldError: no observation is read.
+        ParameterError: there is too little memory for the frames; or the address is wrong.
     """
     arrow()
-    folder = directory(path, "the directory of a LeRobot data set")
+    require("from_lerobot", (lambda images: isinstance(images, bool), "expected True or False"), images=images)
+    wanted = (f"{DATA}/*", "meta/*", *((f"{VIDEOS}/*",) if images else ()))
+    where = downloaded(path, wanted) if is_address(path) else path
+    folder = directory(where, "the directory of a LeRobot data set")
     info = json_object(Path(os.path.realpath(folder / INFO)), "the description of a LeRobot data set")
     version = info.get("codebase_version")
     if not isinstance(version, str) or not version.startswith("v3."):
         raise FileFormatError(
             f"'{folder / INFO}': expected codebase_version {VERSION}, got {shown(version)}; convert it with LeRobot"
         )
-    features, lacks = _features(info, folder / INFO)
+    features, pictures, lacks = _features(info, folder / INFO, images)
     table = _frames(folder, info, features)
+    finals = _finals(folder, table, features)
+    if pictures:
+        shown_in, after = _pictures(folder, info, pictures, table)
+        table.columns.update(shown_in)
+        finals = None if finals is None or after is None else finals | after
+        features |= {p.name: Feature(p.name, np.dtype(np.uint8), p.own_shape, p.path, p.own_shape) for p in pictures}
     fields = _step(table, features, lacks)
     many = count(info, "total_tasks", folder / INFO) > 1
     if many:
         lacks.append("it names its tasks in words, which were not read; 'task_index' was")
-    finals = _finals(folder, table, features)
     if finals is None:
         lacks.append("it keeps no final observations")
     else:
         fields["next_obs"] = _tree({f.path[1:]: finals[name] for name, f in features.items() if f.path[0] == "obs"})
     numbering = [name for name in DEFAULTS if name != "task_index" or not many]
-    return Log(f"'{folder}', LeRobot data set", fields, tuple(lacks), left_out=tuple(numbering))
+    name = f"'{path if is_address(path) else folder}', LeRobot data set"
+    return Log(name, fields, tuple(lacks), left_out=tuple(numbering))
 
 
-def _features(info: Mapping[str, Json], where: Path) -> tuple[dict[str, Feature], list[str]]:
-    """The columns to read, and sentences on what is not read.
+def _features(
+    info: Mapping[str, Json], where: Path, images: bool
+) -> tuple[dict[str, Feature], list[Picture], list[str]]:
+    """The columns of numbers and of pictures to read, and sentences on what is not read.
 
     Raises:
         FileFormatError: an entry is something else than a feature.
-        FieldError: no observation is stored as numbers.
+        FieldError: no observation is read.
     """
     entries = info.get("features")
     if not isinstance(entries, dict):
         raise FileFormatError(f"'{where}', 'features': expected an object, got {shown(entries)}; use another copy")
     features: dict[str, Feature] = {}
+    pictures: list[Picture] = []
     lacks: list[str] = []
     for name, note in entries.items():
         known = note if isinstance(note, dict) else {}
         dtype, shape = known.get("dtype"), sizes_in(known.get("shape"), least=1, axes=5)
         if isinstance(dtype, str) and dtype in NUMBERS and shape:
             features[name] = _feature(name, dtype, shape, known, where)
+        elif (
+            images
+            and dtype in ("video", "image")
+            and (picture := to_read(name, known, _keys(name, known, where), where))
+        ):
+            pictures.append(picture)
         elif dtype in ("video", "image", "string", "language"):
             fate = "stays in its files" if dtype == "video" else "was not read"
+            fate += "; images=True reads it" if dtype in ("video", "image") and not images else ""
             lacks.append(f"'{name}' has the dtype {dtype} and {fate}")
         else:
             raise FileFormatError(f"'{where}', feature '{name:.80}': expected a dtype and a shape, got {shown(note)}")
     for name, dtype in DEFAULTS.items():
         features.setdefault(name, Feature(name, np.dtype(dtype), (1,), (name,), ()))
-    if not any(feature.path[0] == "obs" for feature in features.values()):
-        raise FieldError(f"'{where}' has no observations that are numbers; it has {', '.join(entries) or 'nothing'}")
-    return features, lacks
+    if not any(column.path[0] == "obs" for column in (*features.values(), *pictures)):
+        more = "" if images else "; from_lerobot(..., images=True) reads pictures"
+        raise FieldError(
+            f"'{where}' has no observations that are numbers; it has {', '.join(entries) or 'nothing'}{more}"
+        )
+    return features, pictures, lacks
 
 
 def _feature(name: str, dtype: str, shape: tuple[int, ...], note: Mapping[str, Json], where: Path) -> Feature:
     """A column of numbers, and where it belongs in a step."""
     info = note.get("info")
-    ours = info if isinstance(info, dict) else {}
-    own, path = ours.get("relive.shape", list(shape)), ours.get("relive.path", _path(name))
+    own = (info if isinstance(info, dict) else {}).get("relive.shape", list(shape))
     if own != list(shape) and (own != [] or prod(shape) != 1):
         raise FileFormatError(f"'{where}', feature '{name:.80}': 'relive.shape' {shown(own)} contradicts {shape}")
-    parts = path if isinstance(path, list) else []
-    keys = tuple(part for part in parts if type(part) is str or type(part) is int)
-    if not 0 < len(keys) == len(parts) <= 16 or type(keys[0]) is not str:
-        raise FileFormatError(f"'{where}', feature '{name:.80}': expected 'relive.path', a list, got {shown(path)}")
+    keys = _keys(name, note, where)
     if name in FLAGS and shape != (1,):
         raise FileFormatError(f"'{where}', feature '{name}': expected the shape (1,), got {shape}")
     return Feature(name, np.dtype(dtype), shape, keys, () if own == [] or name in DEFAULTS else shape)
 
 
-def _path(name: str) -> list[str]:
+def _keys(name: str, note: Mapping[str, Json], where: Path) -> tuple[str | int, ...]:
+    """Where a column belongs in a step: where relive has noted it, or else where its name says."""
+    info = note.get("info")
+    path = (info if isinstance(info, dict) else {}).get("relive.path", _path(name))
+    parts = path if isinstance(path, list) else []
+    keys = tuple(part for part in parts if type(part) is str or type(part) is int)
+    if not 0 < len(keys) == len(parts) <= 16 or type(keys[0]) is not str:
+        raise FileFormatError(f"'{where}', feature '{name:.80}': expected 'relive.path', a list, got {shown(path)}")
+    return keys
+
+
+def _path(name: str) -> list[Json]:
     """The path of a column that relive did not write: ``observation.a.b`` is ``obs``, ``a``, ``b``."""
     kind, _, rest = name.partition(".")
     if kind in ("observation", "action"):
@@ -419,6 +466,95 @@ def _finals(folder: Path, table: Table, features: Mapping[str, Feature]) -> dict
     return after
 
 
+def _pictures(
+    folder: Path, info: Mapping[str, Json], pictures: list[Picture], table: Table
+) -> tuple[dict[str, Array], dict[str, Array] | None]:
+    """All pictures by column, ``[S, *own_shape]``, and those of observations after each frame.
+
+    Returns:
+        both; None for the second if final observations are not kept.
+
+    Raises:
+        NoSaveError, FileFormatError: a file is missing, is damaged, or lacks a frame.
+        ParameterError: there is too little memory for them.
+    """
+    size, files, episodes = len(table.last), _files(folder, DATA), _files(folder, EPISODES)
+    observed = [picture for picture in pictures if picture.path[0] == "obs"]
+    kept = all(FINAL + p.name in _opened(file, _names) for file in episodes for p in observed)
+    times = {id(picture): 2 if kept and picture in observed else 1 for picture in pictures}
+    require_memory(sum(times[id(p)] * size * prod(p.own_shape) for p in pictures), folder)
+    found, after = dict[str, Array](), dict[str, Array]()
+    for picture in pictures:
+        found[picture.name] = array = np.empty((size, *picture.own_shape), np.uint8)
+        stored = picture.as_stored(array)
+        if picture.kind == "image":
+            _fill(files, picture.name, picture, stored)
+        else:
+            fill_videos(folder, picture, _places(episodes, picture.name), table.bounds,
+                        max(count(info, "fps", folder / INFO), 1), stored)  # fmt: skip
+        if kept and picture in observed:
+            after[picture.name] = np.concatenate([array[1:], array[-1:]])
+            last = np.empty((len(table.bounds) - 1, *picture.own_shape), np.uint8)
+            _fill(episodes, FINAL + picture.name, picture, picture.as_stored(last))
+            after[picture.name][table.bounds[1:] - 1] = last
+    return found, after if kept else None
+
+
+def _names(parquet: Any) -> list[str]:
+    return parquet.schema_arrow.names
+
+
+def _fill(files: list[Path], name: str, picture: Picture, out: Array) -> None:
+    """Decode a column of compressed images, a few rows at a time.
+
+    Raises:
+        FileFormatError: it is missing, or holds something else.
+    """
+    at = 0
+
+    def decode(parquet: Any, file: Path) -> int:
+        if name not in _names(parquet):
+            raise FileFormatError(f"'{file}': expected a column '{name}', as {INFO} says, got none; use another copy")
+        rows = 0
+        for batch in parquet.iter_batches(batch_size=TOGETHER_PICTURES, columns=[name]):
+            column = batch.column(0)
+            if arrow().types.is_struct(column.type):
+                column = column.field("bytes")
+            fill_images(column.to_pylist(), picture, out[at + rows : at + rows + len(column)], str(file))
+            rows += len(column)
+        return rows
+
+    for file in with_progress(files, "decoding", "files"):
+        at += _opened(file, lambda parquet, file=file: decode(parquet, file))
+
+
+TOGETHER_PICTURES = 64
+"""Compressed images that are in memory at once."""
+
+
+def _places(episodes: list[Path], name: str) -> Places:
+    """Where the episodes lie in the videos of a column.
+
+    Raises:
+        FileFormatError: the table of episodes does not say it.
+    """
+    columns = {f"{VIDEOS}/{name}/chunk_index": np.int64, f"{VIDEOS}/{name}/file_index": np.int64,
+               f"{VIDEOS}/{name}/from_timestamp": np.float64}  # fmt: skip
+    wanted = {column: Feature(column, np.dtype(dtype), (1,), (column,), ()) for column, dtype in columns.items()}
+
+    def read(parquet: Any, file: Path) -> dict[str, Array]:
+        _size(parquet, wanted, file)
+        return _columns(parquet, wanted, file)
+
+    parts = [_opened(file, lambda parquet, file=file: read(parquet, file)) for file in episodes]
+    places = Places(*(np.concatenate([part[column].reshape(-1) for part in parts]) for column in columns))
+    if not np.isfinite(places.start).all():
+        raise FileFormatError(
+            f"'{episodes[0].parent}': expected finite numbers in '{[*columns][-1]}'; use another copy"
+        )
+    return places
+
+
 def _observed(features: Mapping[str, Feature]) -> dict[str, Feature]:
     """The columns of final observations in a table of episodes, which are flat."""
     found = {FINAL + name: feature for name, feature in features.items() if feature.path[0] == "obs"}
@@ -481,15 +617,21 @@ FLAG_COLUMNS = {"reward": "next.reward", "terminated": "next.terminated", "trunc
 
 
 def to_lerobot(
-    replay: ReplayBuffer, path: str | os.PathLike[str], *, fps: int = 30, task: str = "", robot_type: str | None = None
+    replay: ReplayBuffer,
+    path: str | os.PathLike[str],
+    *,
+    fps: int = 30,
+    task: str = "",
+    robot_type: str | None = None,
+    images: str = "numbers",
 ) -> Path:
     """Write the episodes of a replay as a new LeRobotDataset v3; returns its directory.
 
     Observations become ``observation.…``, actions ``action``, rewards ``next.reward``, and the ends of episodes
     ``next.terminated``, ``next.truncated`` and ``next.done``. The final observation of each episode is kept beside its
     length, where LeRobot does not look: a further frame would need an action that was never taken, and imitation would
-    learn it. Images are stored as numbers, not as pictures or videos. An episode that was still running, or was
-    interrupted, ends there without a flag. Priorities and indices are not written.
+    learn it. An episode that was still running, or was interrupted, ends there without a flag. Priorities and indices
+    are not written.
 
     Args:
         replay: the replay. Its transitions must be in the order of time.
@@ -498,11 +640,17 @@ def to_lerobot(
         fps: steps per second; ``timestamp`` follows from it.
         task: the task that was to be done, in words.
         robot_type: the kind of robot that did it.
+        images: how to write pictures, which are uint8 fields ``[H, W, 3]`` or ``[3, H, W]``. "numbers" and "image", PNG
+            files in the Parquet files, lose nothing. "video" loses what H.264 loses, and takes the least space; height
+            and width have to be even. LeRobot's policies take the last two for images. Final observations are PNG
+            files with both. Other fields are numbers.
 
     Raises:
-        ModuleNotFoundError: pyarrow is not installed.
+        ModuleNotFoundError: pyarrow is not installed; or Pillow or PyAV, where ``images`` needs them.
         SchemaError: the transitions have no order, or a field has a dtype or shape that LeRobot does not know.
-        ParameterError: there is no step, ``fps`` is not a positive whole number, or ``task`` is not a text.
+        ParameterError: there is no step, ``fps`` is not a positive whole number, ``task`` is not a text, or there is
+            no picture for ``images``.
+        ShapeError: a picture cannot be a video.
         FileFormatError: something is at the path.
     """
     arrow()
@@ -514,6 +662,8 @@ def to_lerobot(
             raise ParameterError(f"to_lerobot({name}={text!r:.80}): expected words")
     require("to_lerobot", (lambda replay: isinstance(replay, ReplayBuffer), "expected a ReplayBuffer"), replay=replay)
     features = features_of(replay.schema)
+    pictures = to_write({name: (f.dtype, f.own_shape, f.path) for name, f in features.items()}, images)
+    numbers = {name: feature for name, feature in features.items() if name not in pictures}
     target = usable(path).absolute()
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise FileFormatError(f"'{target}': expected nothing or an empty directory; give another path")
@@ -521,7 +671,7 @@ def to_lerobot(
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     beside.mkdir()
     try:
-        _write(beside, replay, features, fps, robot_type, task)
+        _write(beside, replay, numbers, pictures, fps, robot_type, task)
         _put(beside, target)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
@@ -582,33 +732,50 @@ def _path_of_field(schema: Schema, keys: Keys) -> tuple[str | int, ...]:
 
 
 def _write(
-    folder: Path, replay: ReplayBuffer, features: dict[str, Feature], fps: int, robot_type: str | None, task: str
+    folder: Path,
+    replay: ReplayBuffer,
+    features: dict[str, Feature],
+    pictures: dict[str, Picture],
+    fps: int,
+    robot_type: str | None,
+    task: str,
 ) -> None:
     """Write all files into an empty directory."""
     tables, totals = _Tables(folder), dict[str, Stats | None]()
+    videos = {name: VideoWriter(folder, p, fps, FILES) for name, p in pictures.items() if p.kind == "video"}
     episodes = index = 0
-    with tables:
+    with tables, ExitStack() as stack:
+        for video in videos.values():
+            stack.callback(video.close)
         for episode in with_progress(episodes_of(replay), "writing", "episodes"):
-            frames = _columns_of(episode, features) | _counters(len(episode.reward), episodes, index, fps)
+            size = len(episode.reward)
+            frames = _columns_of(episode, features) | _counters(size, episodes, index, fps)
             stats = {name: episode_stats(array) for name, array in frames.items()}
+            seen = {name: p.as_stored(_leaf(episode, p.path)) for name, p in pictures.items()}
+            stats |= {name: picture_stats(array[:size]) for name, array in seen.items()}
+            frames |= {name: pngs(array[:size]) for name, array in seen.items() if name not in videos}
             place = tables.add(frames)
-            row = {"episode_index": episodes, "tasks": [task], "length": len(episode.reward), **place,
-                   "dataset_from_index": index, "dataset_to_index": index + len(episode.reward),
+            row = {"episode_index": episodes, "tasks": [task], "length": size, **place,
+                   "dataset_from_index": index, "dataset_to_index": index + size,
                    "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}  # fmt: skip
+            for name, video in videos.items():
+                row |= video.add(seen[name][:size])
+            row |= {FINAL + name: pngs(seen[name][-1:])[0] for name, p in pictures.items() if p.path[0] == "obs"}
             tables.add_episode(row | _final_of(episode, features) | _flat(stats))
             totals = {name: joined_stats(totals[name], x) if name in totals else x for name, x in stats.items()}
-            episodes, index = episodes + 1, index + len(episode.reward)
+            episodes, index = episodes + 1, index + size
     if not episodes:
         raise ParameterError("to_lerobot: the replay has no complete transition; collect some first")
     _write_task(folder / TASKS, task)
     done = Feature("next.done", np.dtype(np.bool_), (1,), ("done",), ())
     notes = {feature.name: feature.note() for feature in (*features.values(), done)}
+    notes |= {name: picture.note(fps) for name, picture in pictures.items()}
     notes |= {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in DEFAULTS.items()}
     info = {
         "codebase_version": VERSION, "fps": fps, "robot_type": robot_type,
         "total_episodes": episodes, "total_frames": index, "total_tasks": 1,
         "chunks_size": FILES, "data_files_size_in_mb": FILE_BYTES >> 20, "video_files_size_in_mb": 200,
-        "splits": {"train": f"0:{episodes}"}, "features": notes, "video_path": None,
+        "splits": {"train": f"0:{episodes}"}, "features": notes, "video_path": VIDEO_PATH if videos else None,
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
     }  # fmt: skip
     known = {name: {key: x.tolist() for key, x in stats.items()} for name, stats in totals.items() if stats}
@@ -629,12 +796,14 @@ def _sync(path: Path) -> None:
 
 def _columns_of(episode: EpisodeArrays, features: dict[str, Feature]) -> dict[str, Array]:
     """The columns of an episode ``[k, *shape]``, without the final observation."""
-    size, known = len(episode.reward), episode.fields
-    found = {
-        name: descend(known[str(f.path[0])], tuple(map(str, f.path[1:])))[:size].reshape(size, *f.shape)
-        for name, f in features.items()
-    }
+    size = len(episode.reward)
+    found = {name: _leaf(episode, f.path)[:size].reshape(size, *f.shape) for name, f in features.items()}
     return found | {"next.done": (episode.terminated | episode.truncated).reshape(size, 1)}
+
+
+def _leaf(episode: EpisodeArrays, path: tuple[str | int, ...]) -> Array:
+    """The array of a field, ``[k, ...]``; of an observation ``[k + 1, ...]``."""
+    return descend(episode.fields[str(path[0])], tuple(map(str, path[1:])))
 
 
 def _counters(size: int, episode: int, first: int, fps: int) -> dict[str, Array]:
@@ -648,10 +817,7 @@ def _counters(size: int, episode: int, first: int, fps: int) -> dict[str, Array]
 def _final_of(episode: EpisodeArrays, features: dict[str, Feature]) -> dict[str, Array]:
     """The final observation of an episode, as flat numbers."""
     observed = [feature for feature in features.values() if feature.path[0] == "obs"]
-    return {
-        FINAL + f.name: descend(episode.obs, tuple(map(str, f.path[1:])))[-1].reshape(-1).astype(f.dtype)
-        for f in observed
-    }
+    return {FINAL + f.name: _leaf(episode, f.path)[-1].reshape(-1).astype(f.dtype) for f in observed}
 
 
 def _flat(stats: dict[str, Stats | None]) -> dict[str, object]:
@@ -695,7 +861,7 @@ class _Tables:
     def add(self, frames: dict[str, Array]) -> dict[str, int]:
         """Write an episode's frames; returns the numbers of the folder and the file they are in."""
         size = len(frames["index"])
-        step = max(min(PIECE // array[0].size for array in frames.values()), 1)
+        step = max(min(PIECE // array[:1].size for array in frames.values()), 1)
         for low in range(0, size, step):
             part = {name: array[low : low + step] for name, array in frames.items()}
             table = arrow().table({name: column_of(array, array.shape[1:]) for name, array in part.items()})
@@ -764,6 +930,12 @@ def episode_stats(frames: Array) -> Stats | None:
     return found | dict(zip(QUANTILES, np.quantile(numbers, list(QUANTILES.values()), 0), strict=True))
 
 
+def picture_stats(frames: Array) -> Stats | None:
+    """The statistics of pictures ``[k, height, width, 3]`` by channel, ``[3, 1, 1]``, from 0 to 1: LeRobot's form."""
+    found = episode_stats(sample_of(frames))
+    return found and {name: x if name == "count" else x.reshape(3, 1, 1) for name, x in found.items()}
+
+
 def joined_stats(one: Stats | None, other: Stats | None) -> Stats | None:
     """The statistics of two sets of frames together. Quantiles are weighted means, as LeRobot's own are."""
     if one is None or other is None:
@@ -799,8 +971,11 @@ def arrow() -> Any:
 
 
 def column_of(array: Array, shape: tuple[int, ...]) -> Any:
-    """Frames ``[k, *shape]`` as a column: numbers, lists of one length, or lists of lists."""
+    """Frames ``[k, *shape]`` as a column: numbers, lists of one length, or lists of lists; or PNG files, object."""
     pa = arrow()
+    if array.dtype == np.object_:
+        files, names = pa.array(list(array), pa.binary()), pa.nulls(len(array), pa.string())
+        return pa.StructArray.from_arrays([files, names], ["bytes", "path"])
     flat = pa.array(np.ascontiguousarray(array).reshape(-1))
     if shape == (1,):
         return flat

@@ -77,6 +77,13 @@ class Log:
         """
         return ReplayBuffer.from_arrays(self.fields, self._stored() if schema is None else schema, **options)
 
+    def experience(self) -> Experience:
+        """These steps as an audit reads them."""
+        steps = experience_of({name: field for name, field in self.fields.items() if name not in self.left_out})
+        steps.source, steps.begins, steps.schema = self.source, True, self.schema
+        steps.lacks += self.lacks
+        return steps
+
     def fitting(self, fits: Callable[[Schema], object], target: str) -> Log:
         """This log without the further fields that a target cannot hold; ``lacks`` names them.
 

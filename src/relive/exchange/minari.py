@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
 from inspect import signature
@@ -49,7 +50,7 @@ def _minari() -> Any:
 
 
 @contextmanager
-def _needed() -> Generator[None]:
+def _needed(what: str = "the files of this data set", extra: str = "minari") -> Generator[None]:
     """Say how to install a package that Minari needs for a format of files, such as h5py for its default one.
 
     Raises:
@@ -61,7 +62,7 @@ def _needed() -> Generator[None]:
         cause = error if error.name else error.__context__  # Minari raises its own error for that of the import
         name = cause.name if isinstance(cause, ImportError) else None
         raise ModuleNotFoundError(
-            f"Minari needs {name or 'a package'} for the files of this data set: pip install 'relive[minari]'",
+            f"Minari needs {name or 'a package'} for {what}: pip install 'relive[{extra}]'",
             name=name,
         ) from error
 
@@ -73,24 +74,18 @@ def from_minari(dataset: Any) -> Log:
     observation of every episode, terminated or truncated.
 
     Args:
-        dataset: a ``minari.MinariDataset``, or the id of one that is on this machine. Nothing is downloaded.
+        dataset: a ``minari.MinariDataset``, or the id of one. If it is not on this machine, Minari downloads it into
+            its own folder; ``HF_HUB_OFFLINE=1`` in the environment forbids it.
 
     Raises:
-        ModuleNotFoundError: minari is not installed, or a package that it needs for the files of this data set.
-        NoSaveError: no data set of this id is on this machine.
+        ModuleNotFoundError: minari is not installed, or a package that it needs for the files of this data set, or to
+            download it.
+        NoSaveError: no data set of this id is on this machine or where Minari downloads from.
         FieldError: it has no steps.
         ShapeError: an array of an episode has more or fewer rows than the episode has steps.
     """
     if isinstance(dataset, str):
-        minari = _minari()
-        try:
-            with _needed():
-                dataset = minari.load_dataset(dataset)
-        except FileNotFoundError as error:
-            raise NoSaveError(
-                f"from_minari(dataset={dataset!r:.200}): expected the id of a data set on this machine, got nothing "
-                "there; get it with Minari's own command: minari download ID"
-            ) from error
+        dataset = _loaded(dataset)
     known: Rule = lambda dataset: hasattr(dataset, "iterate_episodes"), "expected a MinariDataset or the id of one"
     require("from_minari", known, dataset=dataset)
 
@@ -106,6 +101,31 @@ def from_minari(dataset: Any) -> Log:
     log = log_of_episodes(episodes(), source)
     fields, lacks = _joined(infos)
     return replace(log, fields=log.fields | fields, lacks=lacks)
+
+
+def _loaded(dataset: str) -> Any:
+    """The data set of an id, which Minari downloads if it is not on this machine.
+
+    Raises:
+        ModuleNotFoundError: a package is missing.
+        NoSaveError: there is no such data set.
+    """
+    minari = _minari()
+    try:
+        with _needed():
+            return minari.load_dataset(dataset)
+    except FileNotFoundError:
+        pass
+    try:
+        with _needed("downloads", "hub"), redirect_stdout(sys.stderr):
+            minari.load_dataset(dataset, download=True)
+    except (OSError, ValueError) as error:  # all errors of the hub are one of them
+        raise NoSaveError(
+            f"from_minari(dataset={dataset!r:.200}): expected the id of a data set on this machine, or of one that "
+            f"Minari downloads, got {type(error).__name__}: {error!s:.300}; see the ids with: minari list remote"
+        ) from error
+    with _needed():
+        return minari.load_dataset(dataset)
 
 
 def _infos(infos: Mapping[str, object] | None, steps: int, where: str) -> Leaves:

@@ -65,7 +65,10 @@ def examine() -> Examination:
 
 REQUIRED = "torch", "numpy", "gymnasium", "safetensors"
 
-OPTIONAL = "tensordict", "typer", "rich", "pillow", "matplotlib", "pandas", "ray", "minari", "pyarrow", "rerun-sdk"
+OPTIONAL = (
+    *("tensordict", "typer", "rich", "pillow", "matplotlib", "pandas", "ray", "minari", "pyarrow", "av"),
+    *("huggingface_hub", "rerun-sdk"),
+)
 
 GROUPS = "/sys/fs/cgroup"
 

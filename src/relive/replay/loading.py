@@ -571,7 +571,7 @@ def _saved_view(content: Mapping[str, object], rows: int) -> View:
     view: View = rebuild(content.get("view"), "view")
     parts = parts_of(view)
     reach = max(getattr(part, "rows", getattr(part, "depth", 1)) for part in parts)
-    if reach > max(REACH, rows) or parts[-1].n > STEPS:
+    if reach > max(REACH, rows) or getattr(parts[-1], "n", 1) > STEPS:
         raise FileFormatError(
             f"the saved view {view!s:.200} spans more rows than the {rows} of the save; if you want that, pass "
             "load(..., view=...)"

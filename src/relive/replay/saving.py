@@ -40,6 +40,7 @@ from ..samplers.recent import Recent
 from ..samplers.uniform import Uniform, WithoutReplacement
 from ..steps.arrays import Array, Ints, Leaf, numpy_view, to_tensor
 from ..steps.schema import dotted
+from ..views.chunks import Chunks
 from ..views.frames import FrameStack
 from ..views.returns_to_go import ReturnsToGo
 from ..views.sequences import Sequence as SequenceView
@@ -187,7 +188,7 @@ def ring_state(ring: Ring, sampler: OwnSampler, facts: Mapping[str, object]) -> 
         "num_envs": ring.num_envs,
         "state": ring.state.tolist(),
         "counters": ring.counters[:RULE].tolist(),  # the rule follows by name, and the rest is counted again
-        "rule": list(ring.rule),
+        "rule": list(ring.rule if ring.rule.across else ring.rule[:5]),  # as ever where no rows across episodes count
         "sampler": describe(sampler),
         "sampler_state": {name: plain(value) for name, value in state.items() if name not in arrays},
         "sampler_rows": by_row,
@@ -636,7 +637,7 @@ LARGEST_PARAMETER = 2**53
 SAMPLERS = {part.__name__: part for part in (Uniform, WithoutReplacement, Prioritized, Recent, Fresh)}
 
 
-VIEWS = {part.__name__: part for part in (NStep, FrameStack, ReturnsToGo, SequenceView)}
+VIEWS = {part.__name__: part for part in (NStep, FrameStack, ReturnsToGo, SequenceView, Chunks)}
 
 
 PARAMETERS: dict[type, list[str]] = {

@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import core
 from ..core import Draw, Windows
 from ..core.words import (
+    ACROSS,
     ALONE,
     COLUMNS,
     COMPLETED,
@@ -33,6 +34,7 @@ from ..core.words import (
     NOT_FINITE,
     RULE,
     TAIL,
+    TAILS,
     UNDO_ADDING,
     UNDO_AFTER,
     UNDO_COUNTERS,
@@ -116,7 +118,8 @@ class Ring:
        of completion, starting at 0; it is negative in all other rows: the newest of an episode under way, boundary
        rows, and rows whose episode was interrupted.
     6. A row can be drawn iff it is live, complete, the last of a window as :class:`WindowRule` says, and the
-       ``history`` rows before it, or as many as its episode has, are live too.
+       ``history`` rows before it, or as many as its episode has, are live too. With ``across`` they are those of any
+       episode, and the earliest need not be live if the row after it begins an episode.
     7. ``order`` is the number of the env's transitions that were complete before a row, modulo 2**32.
     8. Every episode has exactly one row that never becomes a transition, its last. So a row's number less its
        ``order`` is the number of its episode in its env, and :meth:`ends` gives the last row of each.
@@ -957,11 +960,18 @@ class WindowRule(NamedTuple):
     """True if a last window that is shorter counts."""
     weigh: Weigh = "windows"
     """The unit that a sampler draws equally often if it draws uniformly."""
+    across: bool = False
+    """True if the rows before are read whatever episode they are of. Only windows of one step have this rule."""
 
     @property
     def sparse(self) -> bool:
         """True if drawing rows until one can be drawn is not enough to draw uniformly."""
         return self.length > 1 or self.weigh == "episodes"
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if a complete step need not end a window: those that came cannot be told from the steps alone."""
+        return self.sparse or self.across
 
 
 EVERY_ROW = WindowRule()
@@ -974,13 +984,16 @@ def _require_rule(rule: WindowRule) -> None:
     Raises:
         ParameterError: it asks for rows that are not there, or for windows without steps.
     """
-    history, length, stride, tails, weigh = rule
+    history, length, stride, tails, weigh, across = rule
     # kernels add these to numbers of rows in int64, and files hold them as int32
     counts = all(is_count(count) and count < 2**31 for count in (history, length, stride))
-    if not (counts and 1 <= stride <= length <= history + 1 and is_flag(tails) and weigh in WEIGHS):
+    alike = is_flag(tails) and weigh in WEIGHS and is_flag(across)
+    whole = not across or (history > 0 and length == 1 and weigh == "windows")
+    if not (counts and 1 <= stride <= length <= history + 1 and alike and whole):
         raise ParameterError(
             f"a view's rule is {rule!r}: expected a history of at least length - 1 rows, a stride from 1 to length, "
-            f"all below 2**31, tails True or False, and weigh one of {WEIGHS}"
+            f"all below 2**31, tails and across True or False, and weigh one of {WEIGHS}; with across=True a history "
+            "of at least 1 row, length 1 and weigh 'windows'"
         )
 
 
@@ -988,6 +1001,7 @@ def _note_rule(rule: WindowRule, counters: Ints) -> None:
     """Write a rule where kernels, and files, have it: into the counters of a ring."""
     # history, length, stride and tails lie before NOT_FINITE, and `weigh` after it
     counters[RULE:NOT_FINITE], counters[WEIGH] = rule[:4], WEIGHS.index(rule.weigh)
+    counters[TAILS] += ACROSS * rule.across
 
 
 def _noted_rule(counters: Ints) -> WindowRule:
@@ -996,9 +1010,10 @@ def _noted_rule(counters: Ints) -> WindowRule:
     Raises:
         ParameterError: these counters hold none.
     """
-    history, length, stride, tails, _, weigh = counters[RULE : WEIGH + 1].tolist()
+    history, length, stride, word, _, weigh = counters[RULE : WEIGH + 1].tolist()
     known = cast("Any", WEIGHS[weigh]) if 0 <= weigh < len(WEIGHS) else weigh
-    rule = WindowRule(history, length, stride, bool(tails) if tails in (0, 1) else tails, known)
+    tails = bool(word % ACROSS) if 0 <= word < 2 * ACROSS else word
+    rule = WindowRule(history, length, stride, tails, known, 0 <= word - ACROSS < ACROSS)
     _require_rule(rule)
     return EVERY_ROW if rule == EVERY_ROW else rule
 

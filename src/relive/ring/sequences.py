@@ -48,6 +48,10 @@ WRITTEN = ("reward", "terminated", "truncated", "discount", "steps", "next", "ma
 """The fields of a row that the kernel writes, in its order."""
 
 
+TIMESTEP: Path = ("timestep",)
+"""The number of a row in its episode, in batches that have it."""
+
+
 NEVER_LAST = ("obs", "hidden", "terminated", "truncated")
 """Fields that ``last`` cannot name."""
 
@@ -65,6 +69,8 @@ class Cut(NamedTuple):
     """True: the rows are ``[T', B]``; False: ``[B, T']``."""
     last: tuple[str, ...]
     """Fields of the step before each row, read as ``last_<name>``."""
+    timestep: bool = False
+    """True if batches get the number of each row in its episode."""
 
 
 class Sequences:
@@ -81,7 +87,7 @@ class Sequences:
     def __init__(self, ring: Ring, cut: Cut) -> None:
         self.cut = cut
         leaves, store = ring.leaves, ring.store
-        clash = {path[0] for path in leaves} & {"next", *FACTS}
+        clash = {path[0] for path in leaves} & {"next", *FACTS, *(TIMESTEP if cut.timestep else ())}
         if clash:
             raise SchemaError(f"field {min(clash)!r}: Sequence gives batches a field of that name; give yours another")
         stored, derived = lasts_of(leaves, cut.last)
@@ -136,6 +142,8 @@ class Sequences:
         if found.__class__ is int:
             require_rows(places, found, store.num_rows)
         fields, first, table = found
+        if self.cut.timestep:
+            fields[TIMESTEP] = torch.from_numpy(self._timesteps(ring, first, fields["lengths",].numpy()))
         if not self.states and not self.tabled and not store.sends:
             return fields
         if store.sends:
@@ -149,8 +157,14 @@ class Sequences:
             fields |= store.gather(self.states, *store.places(first))
         if self.stored or self.derived:
             self._complete(ring, first, table, fields)
-        order = [*self.order, *weights]
+        order = [*self.order, *weights, *([TIMESTEP] if self.cut.timestep else [])]
         return dict(zip(order, map(fields.__getitem__, order), strict=True))
+
+    def _timesteps(self, ring: Ring, first: Ints, lengths: Ints) -> Ints:
+        """The number of each row in its episode, and 0 in padding, given the places of rows 0."""
+        t = np.arange(self.cut.rows)[:, None]
+        numbers = np.where(t < lengths, ring.step[first] + t, 0)
+        return numbers if self.cut.time_first else np.ascontiguousarray(numbers.T)
 
     def _large_fields(self, store: Store, first: Ints, table: Ints) -> dict[Path, Tensor]:
         """Fields that the kernel does not read: hidden states before the ``first`` rows, large fields of all rows."""
@@ -173,15 +187,15 @@ class Sequences:
         # before row 0 it is the place before in the ring of the env, unless the episode begins there
         begin = first // ring.rows * ring.rows
         earlier[0] = np.where(ring.step[first] == 0, -1, begin + (first - begin - 1) % ring.rows)
-        fields |= _steps(store, self.derived, before)
+        fields |= steps_of(store, self.derived, before)
         if self.stored and ended.any():
             # the row after an episode's end holds what its final observation was stored with: bytes without meaning
             (where,) = store.tensors(ended)
-            for path, rows in _steps(store, self.stored, before[ended]).items():
+            for path, rows in steps_of(store, self.stored, before[ended]).items():
                 fields[path][where] = rows
 
 
-def _steps(store: Store, wanted: dict[Path, Path], places: Ints) -> dict[Path, Tensor]:
+def steps_of(store: Store, wanted: dict[Path, Path], places: Ints) -> dict[Path, Tensor]:
     """Fields of the steps at ``places`` under their new names; zeros where a place is negative."""
     if not wanted:
         return {}
@@ -191,8 +205,12 @@ def _steps(store: Store, wanted: dict[Path, Path], places: Ints) -> dict[Path, T
 
 # The action and the reward before a row are read from the row before. To store them with the final observation would
 # make every boundary row larger. The price: that row must still be stored.
-def lasts_of(leaves: Mapping[Path, Field], last: tuple[str, ...]) -> tuple[dict[Path, Path], dict[Path, Path]]:
+def lasts_of(
+    leaves: Mapping[Path, Field], last: tuple[str, ...], view: str = "Sequence"
+) -> tuple[dict[Path, Path], dict[Path, Path]]:
     """``last_<name>`` -> ``<name>``, leaf by leaf: first those stored with each step, then those to derive.
+
+    ``view`` is the name of the view in errors.
 
     Raises:
         SchemaError: there is no field ``<name>``, or ``last_<name>`` is declared in another way.
@@ -205,11 +223,11 @@ def lasts_of(leaves: Mapping[Path, Field], last: tuple[str, ...]) -> tuple[dict[
     for name in last:
         if name not in known:
             raise SchemaError(
-                f"Sequence(last={last!r}): {name!r} is not one of the fields that last can name: {', '.join(known)}"
+                f"{view}(last={last!r}): {name!r} is not one of the fields that last can name: {', '.join(known)}"
             )
         if f"last_{name}" in trees and name not in stored:
             raise SchemaError(
-                f"field 'last_{name}': Sequence(last={last!r}) gives batches a field of that name, declared like "
+                f"field 'last_{name}': {view}(last={last!r}) gives batches a field of that name, declared like "
                 f"'{name}'; declare yours in the same way, or give it another name"
             )
 

@@ -69,7 +69,7 @@ class Fresh(OwnSampler):
         self._rule: WindowRule = EVERY_ROW
         self._served = Served(np.zeros(0, np.int64), 0)
         self._came = self._since = 0
-        """So many became drawable; of single transitions, so many until ``_since`` were completed, and all later ones.
+        """So many became drawable; if all transitions do, so many until ``_since`` were completed, and all later ones.
 
         A ring notes what was completed. Of windows it does not, so they are counted as they come.
         """
@@ -122,8 +122,8 @@ class Fresh(OwnSampler):
         first = self._ring is None
         self._ring = require_own_ring(self._ring, ring, self)
         self._inner.attach(ring)
-        sparse, changed, self._rule = ring.rule.sparse, ring.rule != self._rule, ring.rule
-        self.watches: bool = sparse or self._inner.watches
+        changed, self._rule = ring.rule != self._rule, ring.rule
+        self.watches: bool = ring.rule.leaves_out or self._inner.watches
         if first:
             self._served = Served(np.zeros(ring.num_envs, np.int64), 0)
         if (
@@ -134,7 +134,7 @@ class Fresh(OwnSampler):
 
     def changed(self, places: Ints, drawable: Any) -> None:
         """Count the windows that came."""
-        if self._rule.sparse:
+        if self._rule.leaves_out:
             self._came += int(np.count_nonzero(drawable))
         if self._inner.watches:
             self._inner.changed(places, drawable)
@@ -191,7 +191,7 @@ class Fresh(OwnSampler):
             self._inner.load_state_dict({name.removeprefix("inner."): value for name, value in inner.items()})
 
     def _all_that_came(self) -> int:
-        later = 0 if self._ring is None or self._rule.sparse else self._ring.completed - self._since
+        later = 0 if self._ring is None or self._rule.leaves_out else self._ring.completed - self._since
         return self._came + later
 
     def _count_at_least_those_that_wait(self) -> None:

@@ -303,6 +303,12 @@ def nothing_to_draw(ring: Ring | None) -> EmptyError:
         complete = sum(int((ring.stamp[ring.live_places(env)] >= 0).sum()) for env in range(ring.num_envs))
         if not complete:
             return EmptyError(nothing)
+        if rule.across:
+            return EmptyError(
+                f"there is no chunk to draw: one has {rule.history + 1} successive rows of an env and may need the row "
+                f"before them, and an env keeps its newest {ring.rows} rows; add steps, or create the buffer with more "
+                "rows"
+            )
         return EmptyError(
             f"none of the {complete} complete transitions here can be drawn: the view reads the {rule.history} rows "
             f"before a step, as far as its episode has them, and an env keeps its newest {ring.rows} rows; create the "

@@ -33,8 +33,8 @@ def _rule(length: int, burn_in: int, before: bool, overlap: Overlap, drop_tail: 
 
 
 @cache
-def _cut(length: int, burn_in: int, n: int, time_first: bool, last: tuple[str, ...]) -> Cut:
-    return Cut(burn_in + length + n, burn_in, n, time_first, last)
+def _cut(length: int, burn_in: int, n: int, time_first: bool, last: tuple[str, ...], timestep: bool) -> Cut:
+    return Cut(burn_in + length + n, burn_in, n, time_first, last, timestep)
 
 
 def _nothing() -> None:
@@ -54,6 +54,7 @@ def _nothing() -> None:
     time_first=(is_flag, "time_first is True or False"),
     weigh=(lambda weigh: weigh in get_args(Weigh), "weigh is 'windows', 'steps' or 'episodes'"),
     last=(is_names, "last is a tuple of names of fields, such as ('action', 'reward')"),
+    timestep=(is_flag, "timestep is True or False"),
 )
 @dataclass(slots=True)
 class Sequence:
@@ -93,8 +94,9 @@ class Sequence:
             Batches get ``last_action`` and ``last_reward`` (of one step, not of n). They are 0 at an episode's start;
             its final observation comes with those of its last step. One more row before the window must then be in the
             buffer. If steps have a field ``last_action`` declared like ``action``, the stored field is read. The row
-            after an episode's last step gets the right one, even if ``last`` does not name it. All parameters may be
-            changed at any time.
+            after an episode's last step gets the right one, even if ``last`` does not name it.
+        timestep: add ``timestep``, int64 ``[T', B]``: the number of each row in its episode, from 0, and 0 in padding.
+            All parameters may be changed at any time.
 
     Raises:
         ParameterError: a parameter is out of range, here or when it is set later; or the overlap does not fit the
@@ -111,6 +113,7 @@ class Sequence:
     time_first: bool = True
     weigh: Weigh = "windows"
     last: tuple[str, ...] = ()
+    timestep: bool = False
     _reader: tuple[Callable[[], Ring | None], Sequences | None] = field(
         default=(_nothing, None), init=False, repr=False, compare=False
     )
@@ -158,7 +161,7 @@ class Sequence:
     def on_device(self, ring: Ring, rows: DeviceRing) -> DeviceRead | None:
         """How a device reads these windows; None if the host has to."""
         rule = self.rule
-        if rows.mode != FINALS or self.n > LONGEST_WINDOW:
+        if rows.mode != FINALS or self.n > LONGEST_WINDOW or self.timestep:
             return None
         # with these, an env that has got some rows has a window: it ends in its episode that goes on, or with the last
         if rule.sparse and not (rule.tails and rows.rows >= rule.history + rule.length + rule.stride + 4):
@@ -175,7 +178,7 @@ class Sequence:
         Raises:
             SchemaError: as :meth:`read`.
         """
-        cut = _cut(self.length, self.burn_in, self.n, self.time_first, tuple(self.last))
+        cut = _cut(self.length, self.burn_in, self.n, self.time_first, tuple(self.last), self.timestep)
         of, reader = self._reader
         if reader is None or of() is not ring or reader.cut != cut:
             reader = Sequences(ring, cut)
