@@ -175,9 +175,9 @@ def test_our_class_is_put_wherever_a_module_has_read_the_hosts_and_each_object_o
     put_in_place({"host_a:Buffer": (Theirs, Ours)})
     assert [module.Buffer for module in modules.values()] == [Ours, Ours, Theirs]
     in_place: Any = sys.modules["hosts.in_place"]
-    before = in_place._made[0]
+    before = in_place.made[0]
     Ours()
-    assert in_place._made[0] == before + 1
+    assert in_place.made[0] == before + 1
 
 
 def test_the_page_has_the_table_of_what_was_tried() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -48,25 +49,22 @@ def standing_memory(reuse: Reuse) -> core.Standing:
     return core.Standing(TURNS, page_locked if reuse == "pinned" else None)
 
 
+@dataclass(eq=False)
 class Turns(Generic[M]):
     """TURNS batches that are written to in turn.
 
     The memory and the batches that are still valid move together: each batch takes the next slot, so a pass that broke
     off within a batch must not be continued.
-
-    Args:
-        memory: makes what batches are written to.
-        reuse: True or "pinned".
     """
 
-    def __init__(self, memory: Callable[[Reuse], M], reuse: Reuse) -> None:
-        # before the memory: attributes go in this order, and the copies are waited for while it is still there
-        self.copies = Copies() if reuse == "pinned" else None
-        self.memory, self.reuse = memory(reuse), reuse
-        self.given: list[Batch | None] = [None] * TURNS
-        """The batch of each turn that is still valid."""
-        self.turn: int = 0
-        """The turn of the batch that was given last."""
+    copies: Copies | None
+    """Those out of page-locked memory; the first to go, since they are waited for while it is still there."""
+    memory: M
+    """The memory that batches are written to."""
+    given: list[Batch | None]
+    """The batch of each turn that is still valid."""
+    turn: int = 0
+    """The turn of the batch that was given last."""
 
 
 class Copies:
@@ -141,8 +139,9 @@ def in_turn(start: Callable[[], Source[M, B]], count: int, reuse: Reuse) -> Iter
         turns: Turns[M] | None = spare.pop()
     except IndexError:  # the first pass; or one at the same time has taken what there was
         turns = None
-    if turns is None or turns.reuse != reuse:
-        turns = Turns(memory, reuse)
+    pinned = reuse == "pinned"
+    if turns is None or pinned != (turns.copies is not None):
+        turns = Turns(Copies() if pinned else None, memory(reuse), [None] * TURNS)
     given, copies, made = turns.given, turns.copies, batches(turns.memory)
     for _ in range(count):
         turns.turn = turn = (turns.turn + 1) % TURNS

@@ -17,7 +17,7 @@ from typing import Any
 from hosts.libraries import HOSTS
 
 _outcomes: dict[str, str] = {}
-_made = [0]
+made = [0]
 
 
 def _counting(kind: type) -> None:
@@ -25,7 +25,7 @@ def _counting(kind: type) -> None:
 
     @functools.wraps(first)
     def init(self: Any, *args: Any, **options: Any) -> None:
-        _made[0] += 1
+        made[0] += 1
         first(self, *args, **options)
 
     setattr(kind, "__init__", init)  # noqa: B010 - a class's constructor has no assignable type
@@ -66,4 +66,4 @@ def pytest_collectreport(report: Any) -> None:
 def pytest_sessionfinish() -> None:
     """Writes what was seen."""
     if path := os.environ.get("RELIVE_OUTCOMES"):
-        Path(path).write_text(json.dumps({"outcomes": _outcomes, "made": _made[0]}), encoding="utf-8")
+        Path(path).write_text(json.dumps({"outcomes": _outcomes, "made": made[0]}), encoding="utf-8")
