@@ -1,6 +1,6 @@
 """Velora's replay buffer and the drop-in for it: each method of the one against the same method of the other.
 
-Velora does not go with the other peers: `make test-hosts` makes .venv-velora, whose Python runs this one.
+Velora does not go with the other peers: `make hosts` makes .venv-velora, whose Python runs this one.
 """
 
 import importlib

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import ink
 import tables
 
 CHART = Path(__file__).parent.parent / "docs" / "assets" / "benchmarks.svg"
@@ -122,7 +123,7 @@ LAST_OF_CPPRB = "cpprb's last release is of June 2024, its last commit of Decemb
 
 
 LABELS, BARS, ROW, TITLE, MARGIN, WIDTH = 190, 430, 20, 34, 16, 720  # in pixels; labels end where bars begin
-COLORS = {"floor": "#b8b8b8", "ours": "#1f4e79", "hand": "#d8b365", "peer": "#9dbfe0"}
+COLORS = {"floor": ink.GREY, **{role: ink.ink(role) for role in ("ours", "hand", "peer")}}
 
 
 def bar(line: Line, y: int, scale: float) -> list[str]:
@@ -153,6 +154,4 @@ def chart(reports: Sequence[Report]) -> str:
             parts += bar(line, y, scale)
             y += ROW
         y += MARGIN
-    size = f'width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13" fill="#222222">'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>', *parts, "</svg>"]) + "\n"
+    return "\n".join([*ink.head(WIDTH, y, 13), *parts, "</svg>"]) + "\n"

@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import ink
 import tables
 
 FILE = Path(__file__).parent / "history.jsonl"
@@ -112,7 +113,7 @@ def table(history: Sequence[Entry]) -> str:
 
 
 WIDTH, HEIGHT, ACROSS, LEFT, TOP, GAP = 216, 108, 3, 44, 52, 62  # in pixels, of a panel and around it
-OURS, PEER, GREY = "#1f4e79", "#7fa8d1", "#b8b8b8"
+OURS, PEER = ink.ink("ours"), ink.ink("peer")
 
 
 def panel(found: Sequence[tuple[Entry, dict[str, Any]]], title: str, left: int, top: int) -> list[str]:
@@ -130,7 +131,7 @@ def panel(found: Sequence[tuple[Entry, dict[str, Any]]], title: str, left: int, 
     for power in range(math.ceil(math.log10(lowest)), math.floor(math.log10(highest)) + 1):
         y = at(0, 10.0**power)[1]
         parts.append(
-            f'<line x1="{left}" x2="{left + WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GREY}" stroke-width="0.5"/>'
+            f'<line x1="{left}" x2="{left + WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="{ink.GREY}" stroke-width="0.5"/>'
         )
         parts.append(f'<text x="{left - 4}" y="{y + 4:.1f}" text-anchor="end">{10**power:g} ×</text>')
     for color, line in ((PEER, peer), (OURS, ours)):
@@ -138,7 +139,7 @@ def panel(found: Sequence[tuple[Entry, dict[str, Any]]], title: str, left: int, 
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
         for (x, y), run in zip(points, runs, strict=True):
-            fill = color if run["cpu"] == runs[0]["cpu"] else "#ffffff"
+            fill = color if run["cpu"] == runs[0]["cpu"] else ink.ink("paper")
             told = f"<title>{escape(' '.join(filter(None, (run['date'], run['commit'], run['cpu']))))}</title>"
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{fill}" stroke="{color}">{told}</circle>')
     if runs:
@@ -161,7 +162,6 @@ def chart(history: Sequence[Entry]) -> str:
     legend = f"{' and '.join(bold)}, as multiples of the floor"
     if len(cpus) > 1:
         legend += escape(f"; filled: {cpus[0]}, hollow: {', '.join(cpus[1:])}")
-    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12" fill="#222222">'
-    back = f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
-    return "\n".join([head, back, f'<text x="{LEFT}" y="20">{legend}</text>', *parts, "</svg>"]) + "\n"
+    return (
+        "\n".join([*ink.head(width, height, 12), f'<text x="{LEFT}" y="20">{legend}</text>', *parts, "</svg>"]) + "\n"
+    )

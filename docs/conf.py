@@ -17,12 +17,14 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.parsers import Parser
+from sphinx.search.en import SearchEnglish
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
@@ -35,8 +37,18 @@ project_copyright = author
 relive = import_module("relive")
 version = release = relive.__version__
 
+REPOSITORY = ""
+"""``OWNER/NAME`` on GitHub. Once it is known, each notebook leads to Colab."""
+
 NAVIGATION = {
-    "Start": ["docs/quickstart", "docs/concepts", "docs/episode-ends", "docs/side-by-side", "examples/README"],
+    "Start": [
+        "docs/quickstart",
+        "docs/concepts",
+        "docs/episode-ends",
+        "docs/side-by-side",
+        "docs/compare",
+        "examples/README",
+    ],
     "Steps": ["docs/schema", "docs/collector"],
     "Rollouts": ["docs/rollouts", "docs/returns", "docs/sequences"],
     "Replays": ["docs/replay", "docs/samplers", "docs/views", "docs/hindsight", "docs/device", "docs/stores"],
@@ -107,6 +119,8 @@ html_sidebars = {
 }
 templates_path = ["theme/templates"]
 html_copy_source = False
+html_search_scorer = str(ROOT / "docs" / "theme" / "scorer.js")
+SearchEnglish.stopwords |= {*ascii_lowercase}  # of "n-step", only "step" is looked for
 html_show_sphinx = False
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
@@ -207,6 +221,15 @@ def notebook(text: str) -> str:
     return "\n\n".join(parts)
 
 
+def colab(page: str, repository: str, release: str) -> str:
+    """A line that opens a notebook of this release in Colab; none while the repository has no address."""
+    if not repository:
+        return ""
+    address = f"https://colab.research.google.com/github/{repository}/blob/v{release}/{page}.ipynb"
+    install = f"%pip install git+https://github.com/{repository}@v{release}"
+    return f"[Open in Colab]({address}), and run `{install}` in a cell before the others.\n\n"
+
+
 def source_link(page: str) -> Any:
     """Files that have no page of their own are there to download."""
 
@@ -222,7 +245,9 @@ def read(app: Sphinx, page: str, source: list[str]) -> None:
     suffix = app.env.doc2path(page).suffix
     if suffix == ".py":
         return
-    text = notebook(source[0]) if suffix == ".ipynb" else source[0]
+    text = source[0]
+    if suffix == ".ipynb":  # below its title
+        text = notebook(text).replace("\n", f"\n\n{colab(page, REPOSITORY, release)}", 1)
     text = TABS.sub(tabs, REFERENCE.sub(documented, text))
     text = SOURCE.sub(source_link(page), text)
     if page == root_doc:

@@ -1765,9 +1765,16 @@ MUTATIONS = [
     Mutation(
         "a row whose history has gone can be drawn",
         "ring.hpp",
-        "std::min<std::int64_t>(step[place], history) < oldest(e)) return false;",
-        "std::min<std::int64_t>(step[place], history) < oldest(e) - 1) return false;",
+        "std::min<std::int64_t>(step[place], history) >= oldest(e);",
+        "std::min<std::int64_t>(step[place], history) >= oldest(e) - 1;",
         "core/test_draws.py",
+    ),
+    Mutation(
+        "a chunk can be drawn whose step before is of the same episode and gone",
+        "ring.hpp",
+        "(begins == oldest(e) && step[place_of(begins, e)] == 0)",
+        "begins == oldest(e)",
+        "views/test_chunks.py",
     ),
     Mutation(
         "a tail that an interruption left is no window",

@@ -7,8 +7,9 @@ import re
 import runpy
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from test_docs import DOCUMENTS, ROOT, complaints, short, without_blocks
+from test_docs import DOCUMENTS, ROOT, blocks, complaints, short, without_blocks
 
 CONF, PICTURES = ROOT / "docs" / "conf.py", ROOT / "docs" / "assets" / "pictures.py"
 
@@ -55,3 +56,35 @@ def test_every_picture_says_in_words_what_it_shows():
             yield "a picture without words"
 
     assert complaints(check) == []
+
+
+def test_a_notebook_leads_to_colab_once_the_repository_has_an_address():
+    body = ast.parse(CONF.read_text(encoding="utf-8")).body
+    function = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == "colab")
+    names: dict[str, Any] = {}
+    exec(ast.unparse(function), names)  # without Sphinx
+    colab = names["colab"]
+    page = "docs/notebooks/audit"
+    assert colab(page, "", "1.2.3") == ""
+    line = colab(page, "someone/relive", "1.2.3")
+    assert "https://colab.research.google.com/github/someone/relive/blob/v1.2.3/docs/notebooks/audit.ipynb" in line
+    assert "%pip install git+https://github.com/someone/relive@v1.2.3" in line
+    assert (ROOT / f"{page}.ipynb").exists()
+
+
+def test_every_drawn_picture_follows_light_and_dark():
+    drawn = sorted(PICTURES.parent.glob("*.svg"))
+    assert [x.name for x in drawn if "prefers-color-scheme: dark" not in x.read_text(encoding="utf-8")] == []
+
+
+def test_the_first_page_has_a_program_an_install_line_reasons_and_the_chart_before_its_first_table():
+    screen, _, tables = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").partition("\n|")
+    program = next(block.code for block in blocks(screen) if block.language == "python")
+    assert len(program.splitlines()) <= 15
+    assert max(map(len, program.splitlines())) <= 90, "a line of the program does not fit into its box"
+    assert "$ pip install" in screen
+    assert "](assets/benchmarks.svg)" in screen
+    reasons = re.findall(r"^- \*\*It .+?(?=^- |^$)", screen, re.MULTILINE | re.DOTALL)
+    assert len(reasons) == 3
+    assert all("](" in reason for reason in reasons), "a reason without its proof"
+    assert tables

@@ -8,11 +8,13 @@ import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from relive import (
     Field,
@@ -183,6 +185,87 @@ def test_a_later_call_goes_on_in_the_memory_of_an_earlier_one_and_takes_its_batc
             _ = batch["obs"]
 
 
+def test_page_locked_memory_goes_after_its_copies_were_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, told_of = Gpu(monkeypatch), list[str]()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told_of.append("read"))
+
+    def page_locked(nbytes: int) -> Any:
+        memory = np.zeros(nbytes + 64, np.uint8)
+        weakref.finalize(memory, told_of.append, "gone")
+        return memory[-memory.ctypes.data % 64 :][:nbytes]
+
+    monkeypatch.setattr(turns, "page_locked", page_locked)
+    replay = replay_of()
+    gpu.start(next(replay.batches(1, 6, reuse="pinned")).clone())
+    del replay
+    gc.collect()
+    assert told_of == ["read", "gone"]
+
+
+class NoGpu(TorchFunctionMode):
+    """Memory that would be page-locked is not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **{name: value for name, value in (kwargs or {}).items() if name != "pin_memory"})
+
+
+def test_page_locked_memory_is_made_in_ram_whatever_the_default_device_is() -> None:
+    with NoGpu(), torch.device("meta"):
+        assert turns.page_locked(128).shape == (128,)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_copies_to_a_gpu_that_is_not_the_current_one_are_waited_for(
+    used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All copies go to GPU 1, whose stream the events of GPU 0 know nothing of."""
+    here, gpu = Gpu(monkeypatch), Gpu(monkeypatch)
+    event = torch.cuda.Event
+
+    class Event:
+        def record(self) -> None:
+            pass
+
+        synchronize = record
+
+    class Stream:
+        def record_event(self) -> Any:
+            recorded = event()
+            recorded.record()
+            return recorded
+
+        def synchronize(self) -> None:
+            gpu.finish(len(gpu.started))
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: here.finish(0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", {1: Stream()}.__getitem__)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda number: used, raising=False)
+    replay = replay_of()
+    for batch in replay.batches(8, 6, reuse="pinned"):
+        if used:
+            gpu.start(batch)
+    assert gpu.read == 5 * used
+    del replay, batch
+    assert gpu.read == 8 * used
+
+
+def test_a_closed_replay_keeps_no_memory_of_batches(tmp_path: Path) -> None:
+    schema = Schema({"obs": (3,), "action": (), **ENDS})
+    replay = ReplayBuffer.open(tmp_path, schema, 40, check_ends=False)
+    for t in range(9):
+        replay.add({"obs": [[t] * 3], "action": [0], "reward": [0], "terminated": [False], "truncated": [False]})
+    batch = next(replay.batches(1, 4, reuse=True))
+    kept, tensor = told(batch), weakref.ref(batch["obs"])
+    replay.close()
+    assert told(batch) == kept
+    del batch
+    gc.collect()
+    assert tensor() is None
+
+
 def test_a_pass_that_fails_within_a_batch_leaves_every_batch_that_is_valid_as_it_is() -> None:
     replay = replay_of()
     given = list(replay.batches(2, 6, reuse=True))
@@ -216,3 +299,12 @@ def test_a_view_that_is_set_again_and_again_does_not_gather_memory(view: Callabl
         made += [weakref.ref(batch["obs"]) for batch in replay.batches(3, 6, reuse=True)]
     gc.collect()
     assert len({id(tensor()) for tensor in made} - {id(None)}) < 100
+
+
+@pytest.mark.parametrize("options", [{}, {"epochs": 2}, {"reuse": True}, {"epochs": 2, "reuse": True}])
+def test_minibatches_are_of_the_columns_as_they_are_at_the_first_one(options: dict[str, Any]) -> None:
+    buffer = rollout()
+    buffer["weight"] = torch.zeros(16, 4)
+    batches = buffer.minibatches(8, fields=("obs", "weight"), **options)
+    buffer["weight"] = torch.ones(16, 4)
+    assert (next(batches)["weight"] == 1).all()

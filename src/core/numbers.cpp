@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "copies.hpp"
@@ -76,28 +77,23 @@ template <typename T, typename Wide> bool store(const Wide *from, std::int64_t n
     return true;
 }
 
-// A kind of number, as a value.
-template <typename T> struct Kind {
-    using Type = T;
-};
-
-// What `each` answers for the kind of number that a dtype has; nullptr if it is not known.
+// What `each` answers for the type of a dtype's numbers; nullptr if it is not known.
 template <typename Answer, typename Each> Answer by_kind(DType dtype, Each each) {
     constexpr auto key = [](int code, int bits) { return code << 8 | bits; };
     switch (key(dtype.code, dtype.bits)) {
-    case key(BOOL, 8): return each(Kind<Flag>{});
-    case key(INT, 8): return each(Kind<std::int8_t>{});
-    case key(INT, 16): return each(Kind<std::int16_t>{});
-    case key(INT, 32): return each(Kind<std::int32_t>{});
-    case key(INT, 64): return each(Kind<std::int64_t>{});
-    case key(UINT, 8): return each(Kind<std::uint8_t>{});
-    case key(UINT, 16): return each(Kind<std::uint16_t>{});
-    case key(UINT, 32): return each(Kind<std::uint32_t>{});
-    case key(UINT, 64): return each(Kind<std::uint64_t>{});
-    case key(FLOAT, 16): return each(Kind<Half>{});
-    case key(FLOAT, 32): return each(Kind<float>{});
-    case key(FLOAT, 64): return each(Kind<double>{});
-    case key(BFLOAT, 16): return each(Kind<Brain>{});
+    case key(BOOL, 8): return each(std::type_identity<Flag>{});
+    case key(INT, 8): return each(std::type_identity<std::int8_t>{});
+    case key(INT, 16): return each(std::type_identity<std::int16_t>{});
+    case key(INT, 32): return each(std::type_identity<std::int32_t>{});
+    case key(INT, 64): return each(std::type_identity<std::int64_t>{});
+    case key(UINT, 8): return each(std::type_identity<std::uint8_t>{});
+    case key(UINT, 16): return each(std::type_identity<std::uint16_t>{});
+    case key(UINT, 32): return each(std::type_identity<std::uint32_t>{});
+    case key(UINT, 64): return each(std::type_identity<std::uint64_t>{});
+    case key(FLOAT, 16): return each(std::type_identity<Half>{});
+    case key(FLOAT, 32): return each(std::type_identity<float>{});
+    case key(FLOAT, 64): return each(std::type_identity<double>{});
+    case key(BFLOAT, 16): return each(std::type_identity<Brain>{});
     default: return nullptr;
     }
 }
@@ -105,7 +101,7 @@ template <typename Answer, typename Each> Answer by_kind(DType dtype, Each each)
 // Reads the numbers of a dtype that fit this wide one; no integer of 64 bits without a sign does.
 template <typename Wide> Load<Wide> load_as(DType dtype) {
     return by_kind<Load<Wide>>(dtype, [](auto kind) -> Load<Wide> {
-        using T = typename decltype(kind)::Type;
+        using T = typename decltype(kind)::type;
         constexpr bool whole = std::is_same_v<T, Flag> || std::is_integral_v<T>;
         if constexpr (whole == std::is_integral_v<Wide> && !std::is_same_v<T, std::uint64_t>) return load<T, Wide>;
         else return nullptr;
@@ -114,7 +110,7 @@ template <typename Wide> Load<Wide> load_as(DType dtype) {
 
 template <typename Wide> Store<Wide> store_as(DType dtype) {
     return by_kind<Store<Wide>>(dtype, [](auto kind) -> Store<Wide> {
-        using T = typename decltype(kind)::Type;
+        using T = typename decltype(kind)::type;
         // a float becomes no integer
         if constexpr (std::is_floating_point_v<T> || (std::is_integral_v<T> && std::is_integral_v<Wide>))
             return store<T, Wide>;

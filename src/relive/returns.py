@@ -502,10 +502,7 @@ HEADS_RULE: Rule = (
 )
 
 
-NAMES_RULE: Rule = (
-    lambda names: not isinstance(names, str) and all(isinstance(name, str) for name in names),
-    "expected names of heads, such as ('intrinsic',)",
-)
+NAMES_RULE: Rule = is_names, "expected names of heads, such as ('intrinsic',)"
 
 
 @checked(heads=HEADS_RULE)
@@ -536,7 +533,7 @@ class ValueHeads:
     def __post_init__(self) -> None:
         if isinstance(self.heads, dict):  # later changes of the caller's are none of these
             object.__setattr__(self, "heads", dict(self.heads))
-        require("ValueHeads", NAMES_RULE, non_episodic=self.non_episodic)
+        require("ValueHeads", NAMES_RULE, non_episodic=self.non_episodic)  # no iterator, which could be read only once
         object.__setattr__(self, "non_episodic", tuple(self.non_episodic))
         if _are_heads(self.heads) and not {*self.non_episodic} <= {*self.heads}:
             raise ParameterError(
@@ -582,7 +579,7 @@ def _over_ends(estimator: Estimator, columns: Mapping[str, Any]) -> dict[str, Te
     """The results of an estimator for the real steps of each env, as those of one episode that has not ended."""
     mask, value, reward = columns["mask"], columns["value"], columns["reward"]
     no_end = torch.zeros_like(reward, dtype=torch.bool)
-    joined = {**columns, "terminated": no_end, "truncated": no_end, "final_value": None}
+    joined: dict[str, Any] = {**columns, "terminated": no_end, "truncated": no_end, "final_value": None}
     if mask is None:
         return _run(estimator, joined)
     # the real steps of each env come first, in their order; the value of what follows the last one is the bootstrap's
@@ -594,6 +591,10 @@ def _over_ends(estimator: Estimator, columns: Mapping[str, Any]) -> dict[str, Te
             joined[read] = columns[read][row, env]
     joined["value"] = torch.cat([torch.where(real, value[row, env], value[-1]), value[-1:]])
     joined |= {"mask": real}
+    if "mask" not in estimator.reads:  # it takes each row for a step: an end after the last one keeps the others apart
+        after = torch.cat([real[1:], torch.ones_like(real[:1])])
+        joined |= {"truncated": real & ~after, "final_value": value[-1].expand_as(reward)}
+        joined["reward"] = joined["reward"].masked_fill(~real, 0)
     found: dict[str, Tensor] = {}
     for name, result in _run(estimator, joined).items():
         found[name] = torch.zeros_like(result)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -48,54 +49,69 @@ def standing_memory(reuse: Reuse) -> core.Standing:
     return core.Standing(TURNS, page_locked if reuse == "pinned" else None)
 
 
+@dataclass(eq=False)
 class Turns(Generic[M]):
     """TURNS batches that are written to in turn.
 
     The memory and the batches that are still valid move together: each batch takes the next slot, so a pass that broke
     off within a batch must not be continued.
-
-    Args:
-        memory: makes what batches are written to.
-        reuse: True or "pinned".
     """
 
-    def __init__(self, memory: Callable[[Reuse], M], reuse: Reuse) -> None:
-        self.memory, self.reuse = memory(reuse), reuse
-        self.given: list[Batch | None] = [None] * TURNS
-        """The batch of each turn that is still valid."""
-        self.turn: int = 0
-        """The turn of the batch that was given last."""
-        self.copies = Copies() if reuse == "pinned" else None
+    copies: Copies | None
+    """Those out of page-locked memory; the first to go, since they are waited for while it is still there."""
+    memory: M
+    """The memory that batches are written to."""
+    given: list[Batch | None]
+    """The batch of each turn that is still valid."""
+    turn: int = 0
+    """The turn of the batch that was given last."""
 
 
 class Copies:
-    """The copies that a GPU makes out of page-locked memory, while the learner goes on.
+    """The copies that GPUs make out of page-locked memory, while the learner goes on.
 
-    The learner starts a copy on the current stream, before it asks for the next batch. So an event that is recorded
-    there at that moment comes after the copy, and the memory must stay as it is until then.
+    The learner starts a copy on the current stream of the GPU that it copies to, before it asks for the next batch. So
+    an event that is recorded there at that moment comes after the copy, and the memory must stay as it is until then.
     """
 
     def __init__(self) -> None:
-        self._events: list[torch.cuda.Event | None] = [None] * TURNS
+        self._events: list[Sequence[torch.cuda.Event | torch.Event]] = [()] * TURNS
 
     def wait(self, turn: int) -> None:
         """Wait until the batch that was given at this turn was read. The one before it was given just now."""
-        self._events[turn - 1] = copied = torch.cuda.Event()
+        copied = torch.cuda.Event()
         copied.record()
-        read = self._events[turn]
-        if read is not None:
-            read.synchronize()
+        self._events[turn - 1] = [copied, *(stream.record_event() for stream in _other_streams())]
+        for event in self._events[turn]:
+            event.synchronize()
 
     def __del__(self) -> None:
         # torch gives page-locked memory that was dropped to somebody else, and knows of no copy out of its middle
         with suppress(RuntimeError):  # a forked process cannot ask, and has copied nothing
             if any(self._events):
                 torch.cuda.synchronize()
+                for stream in _other_streams():
+                    stream.synchronize()
+
+
+def _other_streams() -> Iterator[torch.cuda.Stream]:
+    """The current streams of all GPUs in use but the current one: a learner on "cuda:1" need not make that current."""
+    count = torch.cuda.device_count()
+    here = torch.cuda.current_device() if count > 1 else 0
+    for gpu in range(count):
+        if gpu != here and _is_used(gpu):
+            yield torch.cuda.current_stream(gpu)
+
+
+def _is_used(gpu: int) -> bool:
+    """True if this process uses a GPU. An event on another one would take its memory for a context there."""
+    known: Callable[[int], bool] | None = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # pyright: ignore[reportPrivateUsage]
+    return known is None or known(gpu)
 
 
 def page_locked(nbytes: int) -> NDArray[np.uint8]:
     """Memory that a GPU reads by itself."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
 
 
 class Spare(list[Turns[Any]]):
@@ -105,24 +121,27 @@ class Spare(list[Turns[Any]]):
         return Spare, ()
 
 
-def in_turn(
-    batches: Callable[[M], Iterator[B]], count: int, spare: Spare, reuse: Reuse, memory: Callable[[Reuse], M]
-) -> Iterator[B]:
+Source = tuple[Callable[[M], Iterator[B]], Spare, Callable[[Reuse], M]]
+"""A function that gives the batches of a pass, each made when it is asked for, and written to this memory; what earlier
+passes have left; and what makes memory where none is left, as :func:`standing_memory` does."""
+
+
+def in_turn(start: Callable[[], Source[M, B]], count: int, reuse: Reuse) -> Iterator[B]:
     """The batches of a pass, each of which refuses all use once its memory may be written to again.
 
     Args:
-        batches: a function that gives the batches, each made when it is asked for, and written to this memory.
+        start: gives their source; called for the first batch.
         count: how many it gives.
-        spare: what earlier passes have left.
         reuse: True or "pinned".
-        memory: makes memory where none is left, as :func:`standing_memory` does.
     """
+    batches, spare, memory = start()
     try:
         turns: Turns[M] | None = spare.pop()
     except IndexError:  # the first pass; or one at the same time has taken what there was
         turns = None
-    if turns is None or turns.reuse != reuse:
-        turns = Turns(memory, reuse)
+    pinned = reuse == "pinned"
+    if turns is None or pinned != (turns.copies is not None):
+        turns = Turns(Copies() if pinned else None, memory(reuse), [None] * TURNS)
     given, copies, made = turns.given, turns.copies, batches(turns.memory)
     for _ in range(count):
         turns.turn = turn = (turns.turn + 1) % TURNS

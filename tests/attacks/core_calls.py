@@ -337,6 +337,8 @@ class World:
             "ids_of": call(core.ids_of, ring=ring, places=places, index=np.zeros(3, np.int64)),
             "live": call(core.live, ring=ring, index=places, places=np.zeros(3, np.int64)),
             "ages": call(core.ages, ring=ring),
+            "count_fresh": call(core.count_fresh, ring=ring, next=np.zeros(N, np.int64)),
+            "take_fresh": call(core.take_fresh, ring=ring, next=np.zeros(N, np.int64), places=np.zeros(3, np.int64)),
             "anchors": call(core.anchors, ring=ring, out=np.zeros(16, np.int64)),
             "Tree.__init__": call(core.Tree, **of_tree),
             "Tree.minima": call(set_minima, tree=tree, array=self.minima.copy()),

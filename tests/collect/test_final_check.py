@@ -91,6 +91,25 @@ def test_right_envs_are_not_spoken_of(kind: str) -> None:
     assert not play(Line(own=True), kind)
 
 
+class Nameless(SyncVectorEnv):
+    """Envs that have nothing to show before their first reset."""
+
+    was_reset = False
+
+    def reset(self, **options: Any) -> Any:
+        self.was_reset = True
+        return super().reset(**options)
+
+    def __repr__(self) -> str:
+        assert self.was_reset
+        return "Nameless"
+
+
+def test_envs_are_shown_only_in_a_warning() -> None:
+    (said,) = play(Nameless([partial(Line, True)] * 2, autoreset_mode=SAME), "rollout")
+    assert "that Nameless handed out" in said
+
+
 class Scaled(VectorWrapper):
     """Scales observations to [0, 1], and with ``both`` the final ones, too."""
 

@@ -1,15 +1,12 @@
 """EmbodiChain's own trainer on its own rollouts and on ours: what is learned on the one is on the other.
 
-Its simulator is on no index, so the manager of the simulator's events, which the trainer imports, is a stand-in. Its
-package is installed without what it asks for: requirements-embodichain-nodeps.txt.
+Its simulator is on no index, so the manager of the simulator's events, which the trainer imports, is a stand-in.
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,11 +15,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 import relive.compat.embodichain as ours
+from hosts.libraries import HOSTS
 
-EVENTS = "embodichain.lab.gym.envs.managers.event_manager"
-for absent in (EVENTS, "wandb"):  # no event and no log of the web is asked for
-    sys.modules[absent] = ModuleType(absent)
-vars(sys.modules[EVENTS])["EventManager"] = object
+HOSTS["embodichain"].prepare()
 
 algo: Any = import_module("embodichain.learning.rl.algo")
 common: Any = import_module("embodichain.learning.rl.algo.common")

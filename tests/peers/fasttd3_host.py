@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from torch import Tensor
 
 __all__ = ["Point", "buffer_of", "train"]
 
-CHECKOUTS = Path(__file__).resolve().parents[2] / "build" / "checkouts"
+CHECKOUTS = Path(os.environ.get("RELIVE_CHECKOUTS", Path(__file__).resolve().parents[2] / "build" / "checkouts"))
 FILES = {
     "fasttd3": CHECKOUTS / "FastTD3/fast_td3/fast_td3_utils.py",
     "holosoma": CHECKOUTS / "holosoma/src/holosoma/holosoma/agents/fast_sac/fast_sac_utils.py",
@@ -133,9 +134,9 @@ def _scripts(make_args: Any, env: Any) -> Iterator[Any]:
                 sys.modules.pop(name, None)
 
 
-def train(buffer: Any, asymmetric: bool = False, **options: Any) -> list[float]:
+def train(buffer: Any, asymmetric: bool = False, num_envs: int = 16, **options: Any) -> list[float]:
     """Run FastTD3's own ``main()`` on a small task with this class of buffer; the mean reward of each step."""
-    env = Point(16, asymmetric)
+    env = Point(num_envs, asymmetric)
     given: dict[str, Any] = {
         "env_name": "Point" if asymmetric else "h1-point", "cuda": False, "compile": False, "amp": False,
         "use_wandb": False, "num_envs": env.num_envs, "buffer_size": 128, "batch_size": 512, "v_min": -20.0,

@@ -224,3 +224,59 @@ def test_fasttd3s_training_script_runs_on_our_buffer(
     assert made[0].ptr == 30
     assert made[0].playground_mode is asymmetric
     assert [path.suffix for path in (tmp_path / "models").iterdir()] == [".pt"]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_training_on_the_same_draws_ends_with_the_same_weights(
+    library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """FastTD3's own, of one env. First it runs on ours, which is asked for its draws; then on its own, given them."""
+    asymmetric, drawn = library == "holosoma", list[torch.Tensor]()
+    unknown = {"asymmetric_obs", "playground_mode"} if library == "holosoma" else set[str]()
+
+    def given(options: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in options.items() if name not in unknown}
+
+    def made(**options: Any) -> Any:
+        buffer = OURS[library](**given(options), seed=0)
+        places: dict[bytes, int] = {}
+        extend, sample = buffer.extend, buffer.sample
+
+        def stored(step: Any) -> None:
+            places[step["observations"].numpy().tobytes()] = buffer.ptr % buffer.buffer_size
+            extend(step)
+
+        def noted(batch_size: int) -> Any:
+            batch = sample(batch_size)
+            drawn.append(torch.tensor([[places[row.numpy().tobytes()] for row in batch["observations"]]]))
+            return batch
+
+        buffer.extend, buffer.sample = stored, noted
+        return buffer
+
+    class Told(buffer_of(library)):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**given(options))
+
+        def sample(self, batch_size: int) -> Any:
+            with monkeypatch.context() as patch:
+                patch.setattr(torch, "randint", lambda *_, **__: draws.pop(0))
+                return super().sample(batch_size)
+
+    ends = []
+    for kind in (made, Told):
+        draws = list(drawn)
+        folder = tmp_path / kind.__name__
+        folder.mkdir()
+        monkeypatch.chdir(folder)  # it saves its models in the working directory
+        options = {"total_timesteps": 120, "num_steps": 1, "buffer_size": 50, "batch_size": 64, "eval_interval": 10**6}
+        rewards = train(kind, asymmetric, num_envs=1, **options)
+        (saved,) = (folder / "models").iterdir()
+        ends.append((rewards, torch.load(saved, weights_only=False)))
+    assert not draws
+    (one, first), (other, last) = ends
+    assert one == other
+    assert drawn
+    for part in ("actor_state_dict", "qnet_state_dict"):
+        for name, value in first[part].items():
+            assert torch.equal(value, last[part][name]), (part, name)

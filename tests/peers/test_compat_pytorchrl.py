@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from compat.pytorchrl_play import (
     rows,
     truth,
 )
-from peers.pytorchrl_host import host
+from peers.pytorchrl_host import algorithm, host
 from relive.compat import pytorchrl as ours
 from relive.compat.pytorchrl import DONE, DONE2, OBS, REW, RHS, RHS2
 from relive.errors import LifecycleError
@@ -335,3 +336,72 @@ def test_whole_sequences_of_pytorchrl_become_ours(count: int, first: int, last: 
     assert made.max_size == its.max_size
     found, wanted = made.get_all_buffer_data(), mine.get_all_buffer_data()
     assert_same({key: found[key] for key in STEP}, {key: wanted[key][first:last] for key in STEP})
+
+
+class Actor(torch.nn.Module):
+    """What PyTorchRL's DDPG asks of one."""
+
+    is_recurrent = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q1, self.policy_net = torch.nn.Linear(4, 1), torch.nn.Linear(3, 1)
+        noise = SimpleNamespace(reset=lambda: None)
+        self.policy_net.dist = SimpleNamespace(noise=noise)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def get_action(self, obs: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+        return self.policy_net(obs).tanh(), None, None, None, None, None
+
+    def get_q_scores(self, obs: torch.Tensor, _state: Any, _done: Any, action: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"q1": self.q1(torch.cat([obs, action], 1))}
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_pytorchrls_ddpg_on_the_same_draws_ends_with_the_same_weights(
+    num_envs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First on ours, whose rows are looked up by what is in them; then on its own, which is told to draw them."""
+    size, drawn = 20, list[Any]()
+    rng = np.random.default_rng(0)
+    seen = rng.normal(size=(61, num_envs, 3)).astype(np.float32)
+    acts = rng.uniform(-1, 1, (60, num_envs, 1)).astype(np.float32)
+    ends = rng.random((61, num_envs, 1)) < 0.2
+    places = {seen[t, env].tobytes(): (t % size) * num_envs + env for t in range(60) for env in range(num_envs)}
+
+    def step(t: int) -> dict[str, Any]:
+        flags = torch.from_numpy(ends.astype(np.float32))
+        obs, after = (torch.from_numpy(x) for x in seen[t : t + 2])
+        state = {"rhs_act": torch.zeros(num_envs, 1)}
+        act = torch.from_numpy(acts[t])
+        reward = -(act - obs[:, :1]).square()
+        return {
+            "Observation": obs, "RecurrentHiddenStates": state, "Done": flags[t], "Action": act, "Reward": reward,
+            "NextObservation": after, "NextRecurrentHiddenStates": state, "NextDone": flags[t + 1],
+        }  # fmt: skip
+
+    def trained(factory: Any, note: bool) -> dict[str, torch.Tensor]:
+        actor = Actor()
+        learner = algorithm("DDPG")("cpu", None, actor, lr_q=1e-2, lr_pi=1e-2, gamma=0.9, polyak=0.9)
+        storage = factory("cpu", actor, learner, None)
+        for t in range(60):
+            storage.insert_transition(step(t))
+            if t < 5:
+                continue
+            storage.before_gradients()
+            for batch in storage.generate_batches(num_mini_batch=2, mini_batch_size=16):
+                if note:
+                    drawn.append([places[row.numpy().tobytes()] for row in batch["Observation"]])
+                gradients, info = learner.compute_gradients(batch)
+                learner.apply_gradients(gradients)
+                storage.after_gradients(batch, info)
+        return {name: value.clone() for name, value in actor.state_dict().items()}
+
+    mine = trained(ours.ReplayBuffer.create_factory(size, seed=0), note=True)
+    told = iter(drawn)
+    monkeypatch.setattr(np.random, "randint", lambda *_, **__: np.array(next(told)))
+    its = trained(host("replay").create_factory(size), note=False)
+    assert next(told, None) is None
+    assert not torch.equal(mine["policy_net.weight"], Actor().policy_net.weight)
+    for name, value in mine.items():
+        assert torch.equal(value, its[name]), name

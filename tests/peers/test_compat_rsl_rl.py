@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from importlib import import_module
 from typing import Any
 
@@ -346,8 +347,8 @@ def distil(module: Any, put: bool) -> tuple[list[float], Any]:
     obs, groups = env.get_observations(), {"student": ["policy"], "teacher": ["policy"]}
     noise = {"class_name": "GaussianDistribution", "init_std": 0.1}
     options: dict[str, Any] = {"hidden_dims": [32], "rnn_type": "gru", "rnn_hidden_dim": 16, "distribution_cfg": noise}
-    student = models.RNNModel(obs, groups, "student", 1, **options)
-    teacher = models.RNNModel(obs, groups, "teacher", 1, **options)
+    student = models.RNNModel(obs, groups, "student", 1, **deepcopy(options))  # 5.4 takes names out of them
+    teacher = models.RNNModel(obs, groups, "teacher", 1, **deepcopy(options))
     storage_class = ours.RolloutStorage if put else rsl_rl.RolloutStorage
     storage = storage_class("distillation", env.num_envs, 10, obs, [1])
     algorithm = module.Distillation(student, teacher, storage, num_learning_epochs=2, gradient_length=5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 import relive
-from relive import GAE, Mixture, ReplayBuffer, RolloutBuffer, Schema
+from relive import GAE, Field, Mixture, ReplayBuffer, RolloutBuffer, Schema
 from support import twins
 from support.twins import SAMPLERS, Twin
 
@@ -64,3 +66,17 @@ def test_a_rollout_is_filled_finished_saved_and_loaded_under_other_defaults(tmp_
         assert one["advantage"].dtype is torch.float32
         batches = list(one.minibatches(4, epochs=2))
         assert all(batch["advantage"].device.type == "cpu" for batch in batches)
+
+
+@pytest.mark.usefixtures("_other_defaults")
+def test_large_fields_of_a_dtype_that_numpy_lacks_are_copied_and_saved_under_other_defaults(tmp_path: Path) -> None:
+    fields = {**dict.fromkeys(("terminated", "truncated"), Field((), torch.bool)), "reward": Field()}
+    replay = ReplayBuffer(Schema({"obs": Field((40, 40), torch.bfloat16), "action": (), **fields}), 20, seed=0)
+    for t in range(9):
+        image = torch.full((1, 40, 40), t, dtype=torch.bfloat16, device="cpu")
+        replay.add({"obs": image, "action": [0], "reward": [0], "terminated": [False], "truncated": [False]})
+    replay.save(tmp_path / "save", background=True).wait()
+    copies = copy.deepcopy(replay), pickle.loads(pickle.dumps(replay)), ReplayBuffer.load(tmp_path / "save")
+    for one in copies:
+        assert torch.equal(one.data()["obs"], replay.data()["obs"])
+        assert one.data()["obs"].is_cpu

@@ -319,6 +319,24 @@ def test_buffers_of_different_schemas_cannot_be_mixed_and_none_cannot_either() -
         Mixture({}, {})
 
 
+def test_the_field_that_differs_between_the_schemas_is_named() -> None:
+    flag = relive.Field((), torch.bool)
+    step: dict[str, Any] = {"obs": {"a": (3,)}, "action": (2,), "reward": (), "terminated": flag, "truncated": flag}
+
+    def refused(other: dict[str, Any]) -> str:
+        schemas = {"data": step, "same": step, "new": step | other}
+        buffers = {name: relive.ReplayBuffer(relive.Schema(fields), 10) for name, fields in schemas.items()}
+        with pytest.raises(SchemaError) as error:
+            Mixture(buffers, dict.fromkeys(buffers, 1))
+        return str(error.value)
+
+    wide = refused({"action": relive.Field((2,), torch.float64)})
+    assert "action as Field((2,), torch.float32) in 'data' and as Field((2,), torch.float64) in 'new'" in wide
+    assert "as_float32()" in wide
+    assert "cost as no field in 'data' and as Field((), torch.float32) in 'new'" in refused({"cost": ()})
+    assert "obs.a as Field((3,), torch.float32) in 'data' and as no field" in refused({"obs": {"b": (3,)}})
+
+
 def test_buffers_may_have_other_envs_sizes_and_order() -> None:
     online = Twin(3, 9, view=Transition(0.5)).play("...", "..T", "...")
     offline = Twin(1, 50, ordered=False, view=Transition(0.5)).play(".", "T", "U")

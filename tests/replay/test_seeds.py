@@ -90,7 +90,7 @@ def cases() -> dict[str, Case]:
     found["transitions, unordered"] = "nested", {"ordered": lambda: False}
     rewards: Any = lambda: NStep(3, 0.5, each_reward=lambda rewards: rewards * 2)  # noqa: E731
     found["3-step, each_reward"] = "flat", {"view": rewards}
-    samplers = cycle(SAMPLERS.items())
+    samplers = cycle([item for item in SAMPLERS.items() if item[0] != "fresh"])  # it came later: their cases stay
     for name, view in GOALS.items():
         which, sampler = next(samplers)
         found[f"goals, {name}, {which}"] = "goals", {"view": view, "sampler": sampler}

@@ -251,7 +251,33 @@ def test_a_head_that_no_end_stops_needs_no_final_value_but_a_bootstrap(debug: bo
         ended.finish(ValueHeads(heads, ("speed",)))
 
 
-@pytest.mark.parametrize("names", [("costs",), "cost", 3, (1,)])
+class Plain:
+    """GAE of a user, who goes by the ends of episodes and takes each row for a step, as most code does."""
+
+    reads = ("reward", "value", "terminated", "truncated", "final_value")
+
+    def __call__(self, *, final_value: Tensor | None, **columns: Tensor) -> dict[str, Tensor]:
+        reward, value, done = columns["reward"], columns["value"], columns["terminated"] | columns["truncated"]
+        found, later = torch.zeros_like(reward), torch.zeros_like(reward[0])
+        for t in reversed(range(len(reward))):
+            after = value[t + 1] if final_value is None else torch.where(done[t], final_value[t], value[t + 1])
+            after = torch.where(columns["terminated"][t], 0, after)
+            later = reward[t] + 0.9 * after - value[t] + torch.where(done[t], 0, 0.9 * 0.8 * later)
+            found[t] = later
+        return {"advantage": found}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_estimator_of_the_user_that_reads_no_mask_gets_nothing_from_rows_that_are_no_steps(masked: bool) -> None:
+    rollout = filled(masked=masked, count=2 * T + 4, wrap=True)
+    rollout["cost"][~rollout["mask"]] = 1e6
+    heads: Any = {"reward": GAE(), "cost": GAE(0.9, 0.8), "speed": GAE()}
+    want = rollout.finish(ValueHeads(heads, ("cost",)))["cost_advantage"].clone()
+    rollout.finish(ValueHeads(heads | {"cost": Plain()}, ("cost",)))
+    torch.testing.assert_close(rollout["cost_advantage"], want)
+
+
+@pytest.mark.parametrize("names", [("costs",), "cost", 3, (1,), (name for name in ("cost",)), {"cost"}])
 def test_heads_that_no_end_stops_are_some_of_the_heads(names: Any) -> None:
     with pytest.raises(errors.ParameterError, match=r"ValueHeads\(non_episodic=.*expected"):
         ValueHeads({"reward": GAE(), "cost": GAE()}, names)

@@ -185,7 +185,7 @@ class Collector:
         self._looked = 0  # how many steps of a simulator it has seen
         if self._vector.mode == "SameStep":
             space = attribute(self.envs, "single_observation_space")
-            self._finals_check = self._inputs.final_check(space, repr(self._vector.given)[:200])
+            self._finals_check = self._inputs.final_check(space, self._vector.given)
         self.total_steps = 0
         self._obs: Leaves = {}  # none: the next call resets the envs
         self._was_reset = False  # True from the first reset on, which takes the seed

@@ -362,10 +362,10 @@ class FinalCheck:
     Args:
         bounds: the lowest and highest numbers of the observation space, ``[...]`` of each leaf that has some.
         device: of the observations.
-        envs: the envs in words, for the warnings.
+        envs: the envs, which the warnings name.
     """
 
-    def __init__(self, bounds: Mapping[Path, tuple[Tensor, Tensor]], device: torch.device, envs: str) -> None:
+    def __init__(self, bounds: Mapping[Path, tuple[Tensor, Tensor]], device: torch.device, envs: object) -> None:
         self._envs = envs
         margin = 1e-5  # for numbers that were rounded
         self._bounds = {
@@ -422,8 +422,11 @@ class FinalCheck:
     def warn(self) -> bool:
         """Warn if all final observations so far are wrong, and they are enough. Returns whether to look at the next."""
         cuts, changed, reset, outside = (int(count) for count in self._counts.cpu())
-        envs, env = self._envs, int(self._env)
-        if reset == changed >= EPISODES_TO_WARN:
+        are_resets, are_outside = reset == changed >= EPISODES_TO_WARN, outside == cuts >= EPISODES_TO_WARN
+        if not are_resets and not are_outside:
+            return cuts < MOST and changed < EPISODES_TO_WARN
+        envs, env = repr(self._envs)[:200], int(self._env)  # only now: it may take long, or need a reset before
+        if are_resets:
             warnings.warn(
                 f"the first {changed} final observations that {envs} handed out under SAME_STEP autoreset all equal "
                 f"the reset observation of the next episode, such as that of env {env}. Most often the env returns its "
@@ -433,8 +436,7 @@ class FinalCheck:
                 EpisodeEndWarning,
                 stacklevel=6,
             )
-            return False
-        if outside == cuts >= EPISODES_TO_WARN:
+        else:
             warnings.warn(
                 f"the first {cuts} final observations of truncated episodes that {envs} handed out under SAME_STEP "
                 f"autoreset are all outside its observation space, such as that of env {env}, and the observations "
@@ -443,8 +445,7 @@ class FinalCheck:
                 EpisodeEndWarning,
                 stacklevel=6,
             )
-            return False
-        return cuts < MOST and changed < EPISODES_TO_WARN
+        return False
 
 
 SEED_RULE: Rule = (lambda seed: seed is None or is_count(seed), "expected a whole number of at least 0, or None")

@@ -131,7 +131,7 @@ class Inputs:
 
     # -- observations -------------------------------------------------------------------------------------------
 
-    def final_check(self, space: object, envs: str) -> FinalCheck:
+    def final_check(self, space: object, envs: object) -> FinalCheck:
         """A check of the first final observations of ``envs``, with the bounds of their space, as far as it fits."""
         bounds: dict[Path, tuple[Tensor, Tensor]] = {}
         for path, _ in self._obs_dtypes:

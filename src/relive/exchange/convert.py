@@ -70,7 +70,7 @@ Function = TypeVar("Function")
 
 
 def source_of(text: str) -> object:
-    """What an audit or an inspection takes for ``FORMAT:WHERE``, an address of the hub, or a path.
+    """The source that an audit or an inspection takes for ``FORMAT:WHERE``, an address of the hub, or a path.
 
     A path to a file is what it was: an audit says how to read those of other libraries.
 

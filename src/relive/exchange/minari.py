@@ -149,8 +149,6 @@ def _infos(infos: Mapping[str, object] | None, steps: int, where: str) -> Leaves
 def _joined(infos: list[Leaves]) -> tuple[dict[str, object], tuple[str, ...]]:
     """The infos of all episodes as fields of steps, and sentences on those that were not read."""
     paths = list(dict.fromkeys(path for episode in infos for path in episode))
-    if not paths:
-        return {}, ("the infos of its steps were not read",)
     fields: Leaves = {}
     lacks: list[str] = []
     for path in paths:
@@ -174,9 +172,10 @@ def to_minari(
     """Write the episodes of a replay as a new Minari data set, into Minari's own folder; returns the data set.
 
     Minari wants every episode to have an end. If an episode was still running or was interrupted, its last step is
-    marked as truncated, with the observation that followed it. Training sees no difference. Fields other than those of
-    a step become ``infos``, under their paths with dots. As in Minari's own data sets, an episode of k steps has k + 1
-    of them: the first one, of zeros, stands for the reset. Priorities and indices are not written.
+    marked as truncated, with the observation that followed it. So targets are the same, and returns-to-go count as
+    those of episodes that ended. Fields other than those of a step become ``infos``, under their paths with dots. As
+    in Minari's own data sets, an episode of k steps has k + 1 of them: the first one, of zeros, stands for the reset.
+    Priorities and indices are not written.
 
     Args:
         replay: the replay. Its transitions must be in the order of time.

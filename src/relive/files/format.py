@@ -40,7 +40,8 @@ class Streamed:
         """The whole array in memory."""
         none = (0, *self.shape[1:])
         if isinstance(self.dtype, torch.dtype):
-            return torch.cat([torch.zeros(none, dtype=self.dtype, device="cpu"), *map(torch.as_tensor, self.parts())])
+            parts = (torch.as_tensor(part, device="cpu") for part in self.parts())
+            return torch.cat([torch.zeros(none, dtype=self.dtype, device="cpu"), *parts])
         return np.concatenate([np.zeros(none, self.dtype), *map(np.asarray, self.parts())])
 
 

@@ -486,7 +486,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         def made(memory: core.Standing | None = None) -> Any:
             return map(self._batch, *rounds, repeat(memory))
 
-        return in_turn(made, count, self._spare, reuse, standing_memory) if reuse else made()
+        return in_turn(lambda: (made, self._spare, standing_memory), count, reuse) if reuse else made()
 
     def _require_some(self) -> None:
         """Require that something can be drawn.
@@ -494,9 +494,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         Raises:
             EmptyError: there is no complete transition.
         """
-        if not (self._way is not None and self._way.maybe_drawable) and not len(
-            self
-        ):  # the latter waits for the device
+        # the length waits for the device
+        if not (self._way is not None and self._way.maybe_drawable) and not len(self):
             raise nothing_to_draw(self._ring)
 
     def _batch(
@@ -1145,6 +1144,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def _let_go(self, why: str) -> None:
         """Let another process open the files, which stay as they are. Every later call is an error that says why."""
         self._ring.pending = Ended(why)
+        self._spare.clear()
         if self._durable is not None:
             self._durable.allocator.directory.release()
 

@@ -19,7 +19,7 @@ from ..parameters import COUNT_RULE, Rule, is_count, is_number, require
 from ..printable import printable, shown
 from ..samplers.prioritized import doubles, require_float32
 from ..steps.arrays import ArrayLike, Ints, as_host, whole_numbers
-from ..steps.schema import Field, Path
+from ..steps.schema import Field, Path, dotted
 from ..steps.summary import Summary, html, text
 from ..turns import Reuse, Spare, in_turn, require_reuse, standing_memory
 from ..views.contract import time_first_of
@@ -52,8 +52,7 @@ class Mixture:
     def __init__(self, buffers: Mapping[str, ReplayBuffer], shares: Mapping[str, float]) -> None:
         require("Mixture", BUFFERS_RULE, buffers=buffers)
         wanted = _normalised(shares, list(buffers))
-        if len({buffer.schema for buffer in buffers.values()}) > 1:
-            raise SchemaError(f"Mixture: expected buffers of one schema, got different ones of {list(buffers)}")
+        _require_one_schema(buffers)
         devices = {buffer.device for buffer in buffers.values()}
         if len(devices) > 1:
             raise DeviceError(f"Mixture: expected buffers on one device, got {sorted(map(str, devices))}")
@@ -116,7 +115,7 @@ class Mixture:
         def made(memory: core.Standing | None = None) -> Any:
             return map(self._batch, *rounds, repeat(memory))
 
-        return in_turn(made, count, self._spare, reuse, standing_memory) if reuse else made()
+        return in_turn(lambda: (made, self._spare, standing_memory), count, reuse) if reuse else made()
 
     def _batch(
         self, batch_size: int, update: int, of: int, fields: dict[str, tuple[str, ...]], standing: core.Standing | None
@@ -284,6 +283,24 @@ def _origins(batch: Mapping[str, object], buffers: int) -> tuple[Ints, Ints]:
     if len(source) and not (source.min() >= 0 and source.max() < buffers):
         raise ParameterError(f"source: expected numbers of {buffers} buffers, got {source.min()} to {source.max()}")
     return source, index
+
+
+def _require_one_schema(buffers: Mapping[str, ReplayBuffer]) -> None:
+    """Refuse buffers of different schemas.
+
+    Raises:
+        SchemaError: two of them differ; it names their first field that does.
+    """
+    (first, one), *others = ((name, buffer.schema) for name, buffer in buffers.items())
+    for name, other in others:
+        if other != one:
+            paths = [path for path in one.leaves | other.leaves if one.leaves.get(path) != other.leaves.get(path)]
+            mine, theirs = (has.leaves.get(paths[0], "no field") if paths else has for has in (one, other))
+            raise SchemaError(
+                f"Mixture: expected buffers of one schema, got {dotted(paths[0]) if paths else 'fields'} as {mine} in "
+                f"{first!r} and as {theirs} in {name!r}; make one with the schema of the other; "
+                "as_float32() of a schema makes float64 fields float32"
+            )
 
 
 def _normalised(shares: Mapping[str, float], names: list[str]) -> dict[str, float]:

@@ -185,9 +185,11 @@ class Minibatches:
             normalize_advantage: normalise ``advantage`` within each minibatch.
             reuse: write to the same memory in turn.
         """
-        rows, (name,) = self._rows(wanted, pack), ADVANTAGE
+        (name,) = ADVANTAGE
 
-        def batches(standing: Any = None) -> Iterator[Batch]:
+        def batches(rows: ArrayRows | TensorRows | None = None, standing: Any = None) -> Iterator[Batch]:
+            if rows is None:
+                rows = self._rows(wanted, pack)
             for order in orders:
                 places: Any = rows.places(order)
                 for low, high in bounds:
@@ -196,7 +198,12 @@ class Minibatches:
                         scale(batch[name])
                     yield batch
 
-        return in_turn(batches, count, rows.spare, reuse, rows.standing) if reuse else batches()
+        def start() -> tuple[Callable[[Any], Iterator[Batch]], Spare, Callable[[Reuse], Any]]:
+            rows = self._rows(wanted, pack)
+            return partial(batches, rows), rows.spare, rows.standing
+
+        # rows are packed for the first minibatch, not by this call: columns may change until then
+        return in_turn(start, count, reuse) if reuse else batches()
 
     def _rows(self, wanted: list[Path], pack: bool) -> ArrayRows | TensorRows:
         """The rows of a pass."""
