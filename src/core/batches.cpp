@@ -186,7 +186,7 @@ class Windows {
         std::span<Place> places{memory.get(), static_cast<std::size_t>(count)};
         Column<double> chances{out.first + probability_at_, out.stride, count};
         Column<float> weights{out.first + weight_at_, out.stride, count};
-        bool some, whole;
+        bool some;
         std::int64_t bad = -1;
         {
             LongWork hold(count * (width + row_bytes_) > LONG_WORK || in_files_);
@@ -205,11 +205,10 @@ class Windows {
                     read_stacks(*ring_, stacks_, {places.data(), count}, low, {last.data, size}, rows);
                 if (bad >= 0) bad += low;
             }
-            whole = !some || bad >= 0 || read_large({memory.get(), 2 * places.size()}, block.apart.first);
+            if (some && bad < 0) read_large({memory.get(), 2 * places.size()}, block.apart.first);
         }
         anchors.require(some, bad);
         if (bad >= 0) return nb::int_(bad);
-        require(whole, "a stack of frames lies beyond the ring");
         if (joined) return nb::dict();  // the tensors are those of all parts, made once
         PackedRows rows{block->rows(), {&count, 1}, {&width, 1}, block.apart};
         if (!kind.is_none()) return fields_->batch(*block, rows, kind, block.slot);
@@ -219,9 +218,9 @@ class Windows {
     }
 
   private:
-    // The columns of large fields, of these places: the anchors, and then as many rows that windows bootstrap from. False
-    // if a frame is no row's.
-    bool read_large(std::span<Place> places, std::byte *to) const {
+    // The columns of large fields, of these places: the anchors, and then as many rows that windows bootstrap from. All
+    // of them are places of rows, as are the frames of their stacks, so nothing is refused here.
+    void read_large(std::span<Place> places, std::byte *to) const {
         auto count = static_cast<std::int64_t>(places.size()) / 2, depth = stacks_.depth;
         std::unique_ptr<Place[]> memory;
         Matrix<Place> frames{nullptr, depth * static_cast<std::ptrdiff_t>(sizeof(Place)), 2 * count, depth};
@@ -235,18 +234,17 @@ class Windows {
                     stack_places(*ring_, {places.data(), 2 * count}, depth, stacks_.repeat, frames);
                 }
                 Matrix<const Place> read{frames.first, frames.stride, frames.rows, frames.columns};
-                if (gather_pairs(field.source, read, to, to + next) >= 0) return false;
+                gather_pairs(field.source, read, to, to + next);
                 to += 2 * next;
                 continue;
             }
             for (std::int64_t half : {0, 1}) {
                 if (!(half ? field.then : field.now)) continue;
                 Rows column{to, width, count, width};
-                if (gather_rows(field.source, {places.data() + half * count, count}, column, 0, width) >= 0) return false;
+                gather_rows(field.source, {places.data() + half * count, count}, column, 0, width);
                 to += next;
             }
         }
-        return true;
     }
 
     const Ring *ring_;

@@ -366,11 +366,12 @@ Target::Target(nb::handle standing, Pool &pool, std::size_t bytes, std::size_t l
         auto all = bytes;
         if (large && __builtin_add_overflow(Fields::to_next(bytes), large, &all)) throw std::bad_alloc();
         block = slot->fill(pool, found->take, all);
-        if (large) apart = {block.get(), block->rows() + Fields::to_next(bytes)};
+        apart = {block.get(), block->rows() + (large ? Fields::to_next(bytes) : 0)};
     } else {
         block = pool.take(bytes);
         if (large) large_ = pool.take(large);
-        if (large) apart = {large_.get(), large_->rows()};
+        auto *memory = large ? large_.get() : block.get();
+        apart = {memory, memory->rows()};
     }
 }
 

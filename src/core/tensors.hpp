@@ -156,7 +156,7 @@ class Standing {
 struct Target {
     Target() = default;
     // Memory for so many bytes, and for so many more of what lies apart. Fresh memory of that is by itself, so that a
-    // small tensor that somebody keeps does not keep large ones.
+    // small tensor that somebody keeps does not keep large ones. Columns of no bytes, as of no rows, lie anywhere.
     Target(nb::handle standing, Pool &pool, std::size_t bytes, std::size_t apart = 0);
     BatchMemory *operator->() const { return block.get(); }
     BatchMemory &operator*() const { return *block; }

@@ -165,7 +165,8 @@ namespace {
 template <typename Take>
 void each_frame(const Ring &ring, Place place, std::int64_t depth, bool repeat, Take take) {
     auto offset = remainder_of(place, ring.rows, ring.inverse), begin = place - offset;
-    std::int64_t index = ring.step[place];  // so many frames of its episode lie before it
+    // so many frames of its episode lie before it; a file may hold any number, and no frame is one of another env
+    auto index = std::max<std::int64_t>(ring.step[place], 0);
     for (std::int64_t back = 0; back < depth; ++back) {
         auto reach = std::min(back, index);  // no further than the first row of the episode
         // negative before the division: the frame lies across the ring's seam

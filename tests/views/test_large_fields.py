@@ -77,6 +77,55 @@ def test_each_large_field_is_that_of_its_rows(view: str, own: bool, exchange: bo
         internals.use_exchange(before)
 
 
+@pytest.mark.parametrize(("view", "own"), [*((view, False) for view in VIEWS), ("n-step", True)])
+@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("stored", [True, False])
+def test_batches_without_rows_have_all_columns(view: str, own: bool, exchange: bool, stored: bool) -> None:
+    replay = replay_of(VIEWS[view](), own)
+    expected = replay.sample(2)
+    if not stored:
+        replay.clear()
+    before = internals.use_exchange(exchange)
+    try:
+        assert replay.batch_fields == tuple(expected)
+        found = replay.view.read(internals.ring(replay), np.zeros(0, np.int64))
+        for path, leaf in leaves_by_path(expected).items():
+            assert (found[path].shape, found[path].dtype) == ((0, *leaf.shape[1:]), leaf.dtype)
+            assert found[path].is_contiguous()
+    finally:
+        internals.use_exchange(before)
+
+
+def test_draws_of_no_rows_are_read_into_standing_memory_and_fresh() -> None:
+    replay = replay_of(FrameStack(3))
+    ring, standing = internals.ring(replay), core.Standing(1)
+    for count, memory in ((0, standing), (4, standing), (0, standing), (0, None)):
+        draw = core.draw_by_chance(ring.core, count, 3)
+        draw.standing = memory
+        batch = replay.view.read(ring, draw)
+        assert batch["obs", "image"].shape == (count, 3, 70, 70)
+        assert batch["hidden", "h"].shape == (count, 2, 4)
+
+
+@pytest.mark.parametrize("pad", ["repeat", "zeros"])
+def test_stacks_of_rows_with_forged_numbers_stay_in_their_env(pad: Any) -> None:
+    """Of small fields and of large ones. Files may hold any numbers."""
+    replay = replay_of(FrameStack(4, pad=pad))
+    ring = internals.ring(replay)
+    forged = np.random.default_rng(1).integers(-(2**31), 2**31, len(ring.step))
+    ring.step[:] = np.where(np.arange(len(forged)) % 3, forged, -1)
+    places = np.arange(len(forged))
+    batch, then = replay.view.read(ring, places), replay.view.read(ring, places)
+    for path in (("obs", "x"), ("obs", "half"), ("obs", "image")):
+        rows, stacks = ring.take(places, [path])[path], batch[path]
+        assert torch.equal(stacks[:, -1], rows)
+        assert torch.equal(stacks, then[path])
+        frames = ring.frames(places, 4, pad == "repeat")
+        assert (frames < len(forged)).all()
+        assert torch.equal(stacks[frames >= 0], rows[frames[frames >= 0]])
+        assert (stacks[frames < 0] == 0).all()
+
+
 def test_a_small_tensor_that_is_kept_does_not_keep_the_memory_of_large_ones() -> None:
     replay = replay_of(FrameStack(2))
     batch = replay.sample(64)

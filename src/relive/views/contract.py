@@ -53,7 +53,7 @@ class SequenceReader(View, Protocol):
 @cache
 def rule_of_transitions(history: int) -> WindowRule:
     """Every transition whose history is stored is an anchor; the same rule each time."""
-    return WindowRule(history)
+    return WindowRule(int(history))
 
 
 def rule_of(view: View) -> WindowRule:

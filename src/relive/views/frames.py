@@ -121,4 +121,4 @@ def _stacks(leaves: tuple[Path, ...], keys: tuple[str, ...] | None, depth: int, 
     if unknown:
         raise SchemaError(f"FrameStack(keys={keys}): the observation has no member {unknown[0]!r}")
     chosen = tuple(path for path in fields if keys is None or (len(path) > 1 and path[1] in keys))
-    return Stacks(chosen, depth, repeat)
+    return Stacks(chosen, int(depth), repeat)
