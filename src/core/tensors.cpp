@@ -222,6 +222,7 @@ struct Field {
     DType dtype;
     std::vector<std::int64_t> shape;  // of one item
     std::size_t at, item, bytes;      // its first byte in a row, the bytes of a number, and how many it has
+    bool apart;                       // it does not lie in the row
     std::size_t branch;               // in which batch it stands, if the names are paths
     nb::object leaf;                  // and by what name
 };
@@ -267,13 +268,15 @@ Fields::Fields(nb::handle facts, std::size_t width_) : width(width_), given(nb::
         nb::tuple fact(one);
         require(fact.size() == 4, "a field is (name, dtype, shape, first byte)");
         auto item = nb::cast<std::size_t>(fact[1].attr("itemsize"));
+        bool lies_apart = nb::handle(fact[3]).is_none();
         Field field{fact[0], dtype_of(nb::handle(fact[1]).ptr()), nb::cast<std::vector<std::int64_t>>(fact[2]),
-                    nb::cast<std::size_t>(fact[3]), item, item, 0, {}};
+                    lies_apart ? 0 : nb::cast<std::size_t>(fact[3]), item, item, lies_apart, 0, {}};
         bool right = item > 0 && field.shape.size() <= MOST_AXES;
         for (auto size : field.shape)
             right &= size >= 0 && !__builtin_mul_overflow(field.bytes, static_cast<std::size_t>(size), &field.bytes);
-        right = right && field.at <= width && field.bytes <= width - field.at && field.at % item == 0;
-        require(right, "a field lies beyond its row, or across words");
+        bool inside = field.at <= width && field.bytes <= width - field.at && field.at % item == 0;
+        require(right && (inside || field.apart), "a field lies beyond its row, or across words");
+        if (field.apart) apart.push_back(field.bytes);
         widest_ = std::max(widest_, static_cast<std::int64_t>(item));
         exchanged_ &= field.dtype.known();
         auto depth = PyTuple_CheckExact(field.name.ptr()) ? PyTuple_GET_SIZE(field.name.ptr()) : 0;
@@ -354,16 +357,31 @@ void Slot::keep(const Fields &fields, const PackedRows &rows, Use use, nb::objec
                      {rows.strides.begin(), rows.strides.end()}, use, std::move(tensors)});
 }
 
-Target::Target(nb::handle standing, Pool &pool, std::size_t bytes) {
+Target::Target(nb::handle standing, Pool &pool, std::size_t bytes, std::size_t large) {
     if (!standing.is_none()) {
         Standing *found = nullptr;
         if (!nb::try_cast(standing, found) || !found) throw nb::type_error("expected standing memory, or None");
         kept = nb::borrow(standing);
         slot = &found->next();
-        block = slot->fill(pool, found->take, bytes);
+        auto all = bytes;
+        if (large && __builtin_add_overflow(Fields::to_next(bytes), large, &all)) throw std::bad_alloc();
+        block = slot->fill(pool, found->take, all);
+        apart = {block.get(), block->rows() + (large ? Fields::to_next(bytes) : 0)};
     } else {
         block = pool.take(bytes);
+        if (large) large_ = pool.take(large);
+        auto *memory = large ? large_.get() : block.get();
+        apart = {memory, memory->rows()};
     }
+}
+
+std::size_t Fields::apart_bytes(std::int64_t count) const {
+    std::size_t all = 0, size = 0;
+    for (auto bytes : apart)
+        if (__builtin_mul_overflow(static_cast<std::size_t>(count), bytes, &size) || size > SIZE_MAX - 63 ||
+            __builtin_add_overflow(all, to_next(size), &all))
+            throw std::bad_alloc();
+    return all;
 }
 
 nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slot) const {
@@ -371,6 +389,8 @@ nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slo
         return nb::borrow<nb::dict>(standing);
     auto &torch = torch_facts();
     auto lead = rows.sizes.size();
+    require(apart.empty() || (rows.apart.memory && lead == 1), "rows of these fields have columns apart");
+    auto *column = rows.apart.first;
     nb::dict into;
     // no tensor is made behind the back of a mode that sees each operation, such as one that traces
     if (!exchanged_ || !torch.exchanges() || nb::cast<int>(torch.dispatch_modes()) != 0) {
@@ -379,7 +399,13 @@ nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slo
         sizes.push_back(static_cast<std::int64_t>(width));
         strides.push_back(1);
         nb::dict by_name;
-        plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, by_name);
+        nb::list columns;
+        for (auto bytes : apart) {
+            std::array<std::int64_t, 2> shape{sizes[0], static_cast<std::int64_t>(bytes)};
+            columns.append(array_over(*rows.apart.memory, column, shape, nullptr));
+            column += to_next(static_cast<std::size_t>(sizes[0]) * bytes);
+        }
+        plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, by_name, columns);
         if (slot) slot->forget();
         if (use == Use::Names) return by_name;
         for (auto &field : fields_) set_item(into, field.leaf, by_name[field.name]);
@@ -388,12 +414,14 @@ nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slo
     for (auto &field : fields_) {
         auto axes = lead + field.shape.size();
         auto item = static_cast<std::int64_t>(field.dtype.bytes());
-        auto *loan = Loan::make(memory, rows.first + field.at, field.dtype, axes);
+        auto *loan = field.apart ? Loan::make(*rows.apart.memory, column, field.dtype, axes)
+                                 : Loan::make(memory, rows.first + field.at, field.dtype, axes);
         auto *sizes = loan->sizes(), *strides = sizes + axes;
         for (std::size_t axis = 0; axis < lead; ++axis) {
             sizes[axis] = rows.sizes[axis];
-            strides[axis] = rows.strides[axis] / item;
+            strides[axis] = (field.apart ? static_cast<std::int64_t>(field.bytes) : rows.strides[axis]) / item;
         }
+        if (field.apart) column += to_next(static_cast<std::size_t>(rows.sizes[0]) * field.bytes);
         std::int64_t step = 1;
         for (auto axis = axes; axis-- > lead; step *= std::max<std::int64_t>(sizes[axis], 1)) {
             sizes[axis] = field.shape[axis - lead];
@@ -409,10 +437,8 @@ void Fields::put(Memory &memory, const PackedRows &rows, nb::dict into, Slot *sl
     merge(into, made(memory, rows, Use::Names, slot));
 }
 
-nb::object Fields::batch(Memory &memory, std::byte *first, std::int64_t count, nb::handle kind, Slot *slot) const {
+nb::object Fields::batch(Memory &memory, const PackedRows &rows, nb::handle kind, Slot *slot) const {
     require(paths_, "a batch: expected fields that are named by paths");
-    auto stride = static_cast<std::int64_t>(width);
-    PackedRows rows{first, {&count, 1}, {&stride, 1}};
     bool flat = branches_.empty();
     auto tensors = made(memory, rows, flat ? Use::Leaves : Use::Names, slot);
     std::vector<nb::object> batches;
@@ -471,6 +497,7 @@ std::vector<Description> Fields::described(nb::tuple columns, std::int64_t rows,
 }
 
 void Fields::pack(nb::handle columns, Matrix<std::uint8_t> rows, std::int64_t steps) const {
+    require_packed();
     require(steps > 0 && rows.rows % steps == 0 && static_cast<std::size_t>(rows.columns) == width,
             "rows: expected [N * T, width]");
     nb::tuple kept(columns);
@@ -504,6 +531,7 @@ void pick(std::byte *target, std::size_t pitch, const std::byte *source, std::sp
 }  // namespace
 
 std::int64_t Fields::gather(nb::handle columns, Vector<const std::int64_t> index, std::byte *out) const {
+    require_packed();
     nb::tuple kept(columns);
     auto found = described(kept, -1, "columns: expected [R, *shape] without gaps in RAM for each field");
     auto rows = found.empty() ? 0 : found[0].shape[0], count = index.size();
@@ -644,7 +672,9 @@ void bind_tensors(nb::module_ &module) {
         }, "slots"_a, "take"_a = nb::none(),
              "``take(nbytes)`` gives the memory of a slot, uint8 ``[nbytes]``; by default the pool of the batches does.")
         .def_prop_ro("lent", [](const Standing &self) { return !self.take.is_none(); }, "Whether ``take`` was given.");
-    nb::class_<Fields>(module, "Fields", "The fields of packed rows: tuples (name, dtype, shape, first byte).")
+    nb::class_<Fields>(module, "Fields",
+                       "The fields of packed rows: tuples (name, dtype, shape, first byte). Without a first byte, a\n"
+                       "field lies apart, as a column of its own.")
         .def(nb::init<nb::handle, std::size_t>(), "fields"_a, "width"_a)
         .def("__reduce__", [](nb::handle self) {
             auto &fields = nb::cast<const Fields &>(self);

@@ -93,11 +93,18 @@ inline bool describe(PyObject *thing, Description &out) {
     return out.dtype.known() && PyArray_ISNOTSWAPPED(array) && PyArray_ISALIGNED(array);
 }
 
+// Where fields lie that are apart from packed rows: in which memory, and from where on.
+struct Apart {
+    Memory *memory = nullptr;
+    std::byte *first = nullptr;
+};
+
 // How rows lie in memory: `sizes` of the axes before a row's bytes, and how many bytes are from one to the next.
 struct PackedRows {
     std::byte *first = nullptr;
     std::span<const std::int64_t> sizes;
     std::span<const std::int64_t> strides;
+    Apart apart{};  // rows of one axis alone have some
 };
 
 struct Field;
@@ -148,18 +155,24 @@ class Standing {
 // Where a batch is written: to fresh memory of a pool, or to the next slot of `standing`, unless it is None.
 struct Target {
     Target() = default;
-    Target(nb::handle standing, Pool &pool, std::size_t bytes);
+    // Memory for so many bytes, and for so many more of what lies apart. Fresh memory of that is by itself, so that a
+    // small tensor that somebody keeps does not keep large ones. Columns of no bytes, as of no rows, lie anywhere.
+    Target(nb::handle standing, Pool &pool, std::size_t bytes, std::size_t apart = 0);
     BatchMemory *operator->() const { return block.get(); }
     BatchMemory &operator*() const { return *block; }
     nb::object kept;  // what the slot belongs to
     Slot *slot = nullptr;
     Kept<BatchMemory> block;
+    Apart apart;
+
+  private:
+    Kept<BatchMemory> large_;  // the memory of `apart`, if it is not that of the block
 };
 
-// The fields of packed rows.
+// The fields of packed rows, and some that lie apart, a column `[B, *shape]` each.
 class Fields {
   public:
-    // Of tuples (name, torch.dtype, shape, first byte) and the bytes of a row.
+    // Of tuples (name, torch.dtype, shape, first byte) and the bytes of a row. Those without a first byte lie apart.
     Fields(nb::handle facts, std::size_t width);
     ~Fields();
     // Put a tensor `[*sizes, *shape]` for each field of rows in `memory` into a dict. The tensors keep the memory. Where
@@ -172,7 +185,11 @@ class Fields {
     }
     // The same as a batch of this kind of dict, nested as the paths say that the fields are named by; in the order of
     // first leaves.
-    nb::object batch(Memory &memory, std::byte *first, std::int64_t count, nb::handle kind, Slot *slot) const;
+    nb::object batch(Memory &memory, const PackedRows &rows, nb::handle kind, Slot *slot) const;
+    // The bytes of all columns of `count` rows that lie apart, or std::bad_alloc.
+    std::size_t apart_bytes(std::int64_t count) const;
+    // From one such column, of so many bytes, to the next: each begins at a multiple of 64 bytes.
+    static std::size_t to_next(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
     // Name -> tensor over an array of rows, uint8 `[..., width]`.
     nb::dict tensors(nb::handle rows) const;
     // Pack a column `[T * N, *shape]` for each field into `rows`: row t * N + n of a column goes to row n * T + t,
@@ -184,8 +201,11 @@ class Fields {
 
     std::size_t width;  // bytes of a row
     nb::tuple given;    // the tuples
+    std::vector<std::size_t> apart;  // the bytes of a row, of each field that lies apart
 
   private:
+    // Those where no field may lie apart.
+    void require_packed() const { require(apart.empty(), "fields of packed rows: some of them lie apart"); }
     // The tensors over rows by the names of the fields, or by the last names of their paths.
     nb::dict made(Memory &memory, const PackedRows &rows, Use use, Slot *slot) const;
 

@@ -141,19 +141,19 @@ std::int64_t gather_rows(Bytes source, Places places, Rows out, std::int64_t sta
     return -1;
 }
 
-std::int64_t gather_pairs(Bytes source, Matrix<const Place> places, Rows out) {
+std::int64_t gather_pairs(Bytes source, Matrix<const Place> places, std::byte *now, std::byte *then) {
     auto count = places.rows / 2, depth = places.columns, width = source.columns;
     for (std::int64_t i = 0; i < count; ++i) {
         for (auto j : {i, count + i}) {
+            auto *to = (j == i ? now : then) + i * depth * width;
             if (is_run(places[j], depth, source.rows)) {
                 // most often the frames of a stack follow one another; meanwhile the next stack is loaded
                 auto next = places[std::min(j + 1, 2 * count - 1)][0];
                 auto ahead = reinterpret_cast<std::uintptr_t>(source.first) + static_cast<std::uintptr_t>(next) * width;
-                copy_and_prefetch(out.first + j * depth * width, source.first + places[j][0] * width, depth * width, ahead);
+                copy_and_prefetch(to, source.first + places[j][0] * width, depth * width, ahead);
                 continue;
             }
-            Rows stack{out.first + j * depth * width, out.stride, depth, width};
-            if (gather_rows(source, {places[j], depth}, stack, 0, width) >= 0) return j;
+            if (gather_rows(source, {places[j], depth}, {to, width, depth, width}, 0, width) >= 0) return j;
         }
     }
     return -1;
@@ -165,7 +165,8 @@ namespace {
 template <typename Take>
 void each_frame(const Ring &ring, Place place, std::int64_t depth, bool repeat, Take take) {
     auto offset = remainder_of(place, ring.rows, ring.inverse), begin = place - offset;
-    std::int64_t index = ring.step[place];  // so many frames of its episode lie before it
+    // so many frames of its episode lie before it; a file may hold any number, and no frame is one of another env
+    auto index = std::max<std::int64_t>(ring.step[place], 0);
     for (std::int64_t back = 0; back < depth; ++back) {
         auto reach = std::min(back, index);  // no further than the first row of the episode
         // negative before the division: the frame lies across the ring's seam
@@ -256,7 +257,7 @@ std::int64_t pairs(Bytes source, Matrix<const Place> places, Rows out) {
         refuse("gather_pairs: `places` are [2 B, depth], and `out` has a row of the source for each");
     if (source.stride != source.columns || out.stride != out.columns) refuse("gather_pairs: rows follow one another");
     LongWork hold(out.rows * out.columns > LONG_WORK);
-    return gather_pairs(source, places, out);
+    return gather_pairs(source, places, out.first, out.first + out.rows / 2 * out.columns);
 }
 
 std::int64_t stacks(const Ring &ring, Places places, std::int64_t depth, bool repeat, Matrix<Place> out) {

@@ -110,6 +110,12 @@ class World:
             ("weight", f4, (), 80),
         ]
         self.fields = core.Fields(self.facts_of_rows, BATCH)
+        large = [
+            ("large", f4, (10,), None),
+            ("stack", torch.uint8, (2, 9), None),
+            ("next_stack", torch.uint8, (18,), None),
+        ]
+        self.fields_apart = core.Fields([*self.facts_of_rows, *large], BATCH)
         self.step_fields = core.Fields(self.facts_of_rows[:4], WIDTH)
         self.window_fields = core.Fields([("index", i8, (), 0), ("weight", f4, (), 56)], 64)
         self.layout = {
@@ -158,13 +164,17 @@ class World:
         self.of_windows = {
             "ring": self.ring,
             "layout": self.window_layout,
-            "fields": self.fields,
+            "fields": self.fields_apart,
             "probability_at": 72,
             "weight_at": 80,
             "in_files": False,
             "stacked": [(0, 8, 0, 32)],
             "depth": 2,
             "repeat": bool(rng.random() < 0.5),
+            "large": [
+                (rng.integers(0, 256, (places, 40), np.uint8), True, False, False),
+                (rng.integers(0, 256, (places, 9), np.uint8), True, True, True),
+            ],
         }
         self.of_sequences = {
             "ring": self.windows_ring,

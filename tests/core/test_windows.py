@@ -31,6 +31,20 @@ def test_a_place_that_is_no_rows_is_answered_by_its_position(beyond: Any) -> Non
     assert core.stack_places(play.core, places, 2, True, np.zeros((count, 2), np.int64)) == count - 1
 
 
+@pytest.mark.parametrize("depth", [1, 3, 20])
+@pytest.mark.parametrize("repeat", [True, False])
+def test_whatever_number_a_row_has_in_its_episode_its_frames_are_those_of_its_env(depth: int, repeat: bool) -> None:
+    play = RingPlay(np.random.default_rng(5), num_envs=3, rows=7).play(60)
+    places = np.arange(21)
+    for number in (-1, -8, -(2**31), 2**31 - 1):
+        play.arrays.step[:] = number
+        frames = np.full((21, depth), 77, np.int64)
+        assert core.stack_places(play.core, places, depth, repeat, frames) == -1
+        assert np.array_equal(frames[:, -1], places)
+        env = places[:, None] // 7
+        assert ((frames // 7 == env) | ((frames == -1) & (not repeat and number < 0))).all()
+
+
 def test_batches_without_rows_are_read() -> None:
     play = RingPlay(np.random.default_rng(0))
     none, rows = np.zeros(0, np.int64), np.zeros((0, 192), np.uint8)

@@ -17,6 +17,7 @@ import torch
 
 from attacks import forger
 from relive import (
+    Chunks,
     Field,
     FrameStack,
     Mixture,
@@ -362,6 +363,8 @@ PARTS_OF_NUMPY: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
     ),
     (lambda: Recent(np.float32(0.9), np.int64(3)), lambda: FrameStack(np.int32(2))),
     (Uniform, lambda: Sequence(np.int64(3), np.int32(1), np.int64(1), n=np.int8(2))),
+    (Uniform, lambda: FrameStack(np.int16(3), NStep(np.int8(2)))),
+    (Uniform, lambda: Chunks(np.int64(4))),
 ]
 
 

@@ -58,8 +58,8 @@ def standing(schema: str, sampler: str, view: str, paths: set[Any]) -> set[Any]:
     """The fields that stand. One compiled call reads them, to which the sampler leaves the draw; others are fresh."""
     if sampler == "without replacement" or view in ("each reward", "returns", "chunks"):
         return set()
-    if view in ("n-step", "stacks"):  # hidden states and large fields lie apart, and then nothing is read in that call
-        return paths if schema in ("plain", "nested") else set()
+    if view in ("n-step", "stacks"):
+        return paths
     return {path for path in paths if path[0] != "hidden" and path != ("obs", "image")}
 
 
@@ -166,6 +166,8 @@ FEW: dict[str, tuple[int, Callable[[], Any]]] = {
     "uniform": (12, lambda: replay_of("plain")), "prioritized": (13, lambda: replay_of("plain", "prioritized")),
     "sequences": (17, lambda: replay_of("plain", view="sequences")),
     "recent": (18, lambda: replay_of("plain", "recent")),
+    "large": (12, lambda: replay_of("large")), "states": (12, lambda: replay_of("states")),
+    "large stacks": (14, lambda: replay_of("large", view="stacks")),
 }  # fmt: skip
 
 

@@ -30,12 +30,18 @@ def array_of(tensor: Tensor) -> np.ndarray | None:
 
 
 def put_fields(
-    rows: np.ndarray, fields: Iterable[tuple[Hashable, torch.dtype, tuple[int, ...], int]], into: dict[Hashable, Tensor]
+    rows: np.ndarray,
+    fields: Iterable[tuple[Hashable, torch.dtype, tuple[int, ...], int | None]],
+    into: dict[Hashable, Tensor],
+    columns: Iterable[np.ndarray] = (),
 ) -> None:
-    """Put a tensor over each field (name, dtype, shape, first byte) of rows, uint8 ``[..., W]``, into a dict."""
-    lead = rows.shape[:-1]
+    """Put a tensor over each field (name, dtype, shape, first byte) of rows, uint8 ``[..., W]``, into a dict.
+
+    Fields without a first byte are the ``columns``, uint8 ``[B, bytes]``, in their order.
+    """
+    lead, apart = rows.shape[:-1], iter(columns)
     for name, dtype, shape, at in fields:
-        part = rows[..., at : at + math.prod(shape) * dtype.itemsize]
+        part = next(apart) if at is None else rows[..., at : at + math.prod(shape) * dtype.itemsize]
         held = _NUMPY.get(dtype) or _NUMPY[_BITS[dtype.itemsize]]
         tensor = torch.from_numpy(part.view(held).reshape((*lead, *shape)))
         into[name] = tensor if tensor.dtype is dtype else tensor.view(dtype)

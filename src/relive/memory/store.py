@@ -59,6 +59,9 @@ class Store(ABC):
     batch: BatchLayout
     """The layout of a row of a batch of n-step transitions, as far as it is planned in RAM."""
 
+    apart: Mapping[Path, Array] | None = None
+    """The rows of each large field as bytes, uint8 ``[num_rows, B]``, if all fields are in RAM; else None."""
+
     packed = False
     """True if all fields of a batch are in RAM, in the packed rows of :attr:`target`."""
 

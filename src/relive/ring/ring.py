@@ -384,14 +384,17 @@ class Ring:
         """The fields ``[B, ...]`` of the n-step transitions that start at ``places``, or at the anchors of a draw.
 
         They come by path, or nested as this kind of dict. A draw by priority gives its ``weight`` and ``probability``
-        as well. Where all fields of a row are packed in RAM, one compiled call draws, reads and makes the tensors.
+        as well. Where all fields are in RAM, one compiled call draws, reads and makes the tensors.
 
         Raises:
             ParameterError, ShapeError, DTypeError: they are not places of rows.
         """
         drawn = places.__class__ is Draw
-        if self.store.packed:
-            windows = self._windows[drawn and places.weighed] or self._new_windows(drawn and places.weighed)
+        if self.store.apart is not None:
+            weighed = drawn and places.weighed
+            windows = self._windows[weighed]
+            if windows is None:
+                windows = self._windows[weighed] = self._new_windows(weighed)
             found = windows.sample(places if drawn else vector(places), n, gamma, kind)
             if found.__class__ is int:
                 require_rows(places, found, self.store.num_rows)
@@ -401,49 +404,50 @@ class Ring:
         return fields if kind is None else core.nested(fields, kind)
 
     def stacks(self, places: Any, n: int, gamma: float, stacks: Stacks) -> dict[Path, Tensor]:
-        """The fields of :meth:`windows`, with some of the observation as stacks, where all of a row is packed in RAM.
+        """The fields of :meth:`windows`, with some of the observation as stacks, where all fields are in RAM.
 
         Raises:
             ParameterError, ShapeError, DTypeError: they are not places of rows.
         """
         drawn = places.__class__ is Draw
         form = drawn and places.weighed, stacks
-        windows = self._stacks.get(form) or self._stacks.keep(form, self._new_stacks(*form))
+        windows = self._stacks.get(form) or self._stacks.keep(form, self._new_windows(*form))
         found = windows.sample(places if drawn else vector(places), n, gamma)
         if found.__class__ is int:
             require_rows(places, found, self.store.num_rows)
         return found
 
-    def _new_stacks(self, weighed: bool, stacks: Stacks) -> Windows:
-        """A reader of windows into the rows of a batch, with stacks behind all else, and then weights."""
-        batch, source, weights = self.store.batch, self.store.layout, WEIGHED if weighed else {}
-        pairs = {path: ("next_obs", *path[1:]) for path in stacks.paths}
+    def _new_windows(self, weighed: bool, stacks: Stacks | None = None) -> Windows:
+        """A reader of windows into the rows of a batch: with stacks behind all else, and then weights, if it has any.
+
+        Large fields are apart, each in a column of its own.
+        """
+        store, weights, stacks = self.store, WEIGHED if weighed else {}, stacks or NO_STACKS
+        batch, source, apart = store.batch, store.layout, cast("Mapping[Path, Array]", store.apart)
+        pairs = {path: ("next_obs", *path[1:]) for path in stacks.paths if path not in apart}
         frames: dict[Path, Field] = {}  # the rows have the newest frames as well, by the names that a batch has
         for name in (*pairs, *pairs.values()):
             frames[("_stack", *name)] = Field((stacks.depth, *batch.fields[name].shape), batch.fields[name].dtype)
-        rows = RowLayout(*batch.groups, frames, weights)
+        rows = RowLayout(*batch.groups, frames, weights) if frames or weights else batch
         given = {path: ("_stack", *path) if ("_stack", *path) in frames else path for path in (*batch.fields, *weights)}
-        fields = rows.described(given.values(), lambda path: path[1:] if path[0] == "_stack" else path)
+        facts: list[Any] = [(x, rows.fields[y].dtype, rows.fields[y].shape, rows.offsets[y]) for x, y in given.items()]
+        columns, large = list[Any](), list[Any]()
+        for path, block in apart.items():
+            field, stacked = self.leaves[path], path in stacks.paths
+            now, then = path[0] != "next_obs", path[0] == ("next_obs" if self.own_next else "obs")
+            shape = (stacks.depth, *field.shape) if stacked else field.shape
+            columns += [(x, field.dtype, shape, None) for x in [path] * now + [("next_obs", *path[1:])] * then]
+            large.append((block, now, then, stacked))
+        facts[len(batch.fields) : len(batch.fields)] = columns  # weights come last
         at = (rows.offsets["probability",], rows.offsets["weight",]) if weighed else (-1, -1)
         stacked = [
             (source.offsets[now], source.fields[now].nbytes, rows.offsets[given[now]], rows.offsets[given[then]])
             for now, then in pairs.items()
         ]
         return Windows(
-            self.core, batch.core, fields, *at, in_files=self.undo is not None, stacked=stacked, depth=stacks.depth,
-            repeat=stacks.repeat,
+            self.core, batch.core, core.Fields(facts, rows.nbytes), *at, in_files=self.undo is not None,
+            stacked=stacked, depth=stacks.depth, repeat=stacks.repeat, large=large,
         )  # fmt: skip
-
-    def _new_windows(self, weighed: bool) -> Windows:
-        """A reader of windows into the rows of a batch, with or without weights."""
-        weights = WEIGHED if weighed else {}
-        batch = self.store.batch
-        rows = RowLayout(*batch.groups, weights) if weighed else batch
-        at = (rows.offsets["probability",], rows.offsets["weight",]) if weighed else (-1, -1)
-        fields = rows.described([*batch.fields, *weights])
-        made = Windows(self.core, batch.core, fields, *at, in_files=self.undo is not None)
-        self._windows[weighed] = made
-        return made
 
     def extras(self, extras: Mapping[str, Array]) -> dict[Path, Tensor]:
         """The further fields of a draw, arrays ``[B]`` by name, as fields of a batch."""
@@ -886,6 +890,9 @@ class Stacks(NamedTuple):
     """How many frames a stack has."""
     repeat: bool
     """True if frames from before the episode are its first one, else they are zeros."""
+
+
+NO_STACKS = Stacks((), 0, False)
 
 
 class Span(NamedTuple):

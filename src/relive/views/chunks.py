@@ -29,7 +29,7 @@ FLAGS = ("is_first", "is_last", "is_terminal", "mask")
 @cache
 def _rule(length: int) -> WindowRule:
     """The rows of a chunk up to its last transition, and the one before them, if it is of the first row's episode."""
-    return WindowRule(length - 1, across=True)
+    return WindowRule(int(length) - 1, across=True)
 
 
 def _nothing() -> None:

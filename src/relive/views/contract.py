@@ -51,14 +51,15 @@ class SequenceReader(View, Protocol):
 
 
 @cache
-def _of_transitions(history: int) -> WindowRule:
-    return WindowRule(history)
+def rule_of_transitions(history: int) -> WindowRule:
+    """Every transition whose history is stored is an anchor; the same rule each time."""
+    return WindowRule(int(history))
 
 
 def rule_of(view: View) -> WindowRule:
     """The view's rule of what can be drawn."""
     rule: WindowRule | None = getattr(view, "rule", None)
-    return _of_transitions(int(getattr(view, "history", 0))) if rule is None else rule
+    return rule_of_transitions(int(getattr(view, "history", 0))) if rule is None else rule
 
 
 def time_first_of(view: View) -> bool | None:

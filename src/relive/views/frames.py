@@ -16,9 +16,10 @@ from ..device.ring import DeviceRing
 from ..device.transitions import Stack
 from ..errors import SchemaError
 from ..parameters import checked, is_names, is_own, is_steps
-from ..ring.ring import Ring, Stacks, drawn_or_given
+from ..ring.ring import Ring, Stacks, WindowRule, drawn_or_given
 from ..steps.arrays import Ints
 from ..steps.schema import Path
+from .contract import rule_of_transitions
 from .transitions import NStep
 
 STACK_RULE = "depth is at least 1 and below 2**30, and pad 'repeat' or 'zeros'"
@@ -65,13 +66,19 @@ class FrameStack:
         """The number of frames before the anchor's."""
         return self.depth - 1
 
-    def stacked_of(self, ring: Ring) -> tuple[Path, ...]:
-        """The fields of the observation that are stacked.
+    @property
+    def rule(self) -> WindowRule:
+        """Every transition whose history is stored is an anchor."""
+        return rule_of_transitions(self.depth - 1)
+
+    def stacks_of(self, ring: Ring) -> Stacks:
+        """How the fields of the observation are stacked.
 
         Raises:
             SchemaError: the observation has no member of that name.
         """
-        return _stacked_fields(tuple(ring.leaves), None if self.keys is None else tuple(self.keys))
+        keys = None if self.keys is None else tuple(self.keys)
+        return _stacks(tuple(ring.leaves), keys, self.depth, self.pad == "repeat")
 
     def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
         """The fields ``[B, ...]`` of the windows that start at ``places``, or at those of a draw, with its weights.
@@ -81,15 +88,15 @@ class FrameStack:
         """
         if ring.own_next:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
-        stacked, window = self.stacked_of(ring), self.window
-        if ring.store.packed and window.each_reward is None:
-            return ring.stacks(places, window.n, window.gamma, Stacks(stacked, self.depth, self.pad == "repeat"))
+        stacks, window = self.stacks_of(ring), self.window
+        if ring.store.apart is not None and window.each_reward is None:
+            return ring.stacks(places, window.n, window.gamma, stacks)
         chosen, extras = drawn_or_given(places)
         plan = window.plan(ring, chosen)
         count = len(plan.places)
         ends = np.empty(2 * count, np.int64)  # of the stacks before the steps, then of those after them
         ends[:count], ends[count:] = plan.places, plan.last
-        plan.stacks = list(stacked), ring.frames(ends, self.depth, self.pad == "repeat")
+        plan.stacks = list(stacks.paths), ring.frames(ends, stacks.depth, stacks.repeat)
         return ring.read(plan) | ring.extras(extras)
 
     def on_device(self, ring: Ring, rows: DeviceRing) -> DeviceRead | None:
@@ -99,18 +106,19 @@ class FrameStack:
         if plain is None or rows.mode != FINALS or self.history >= LONGEST_WINDOW or self.history + 2 > rows.rows:
             return None
         try:
-            fields = self.stacked_of(ring)
+            stacks = self.stacks_of(ring)
         except SchemaError:  # the host raises it, when it reads
             return None
-        stack = Stack(fields, self.depth, self.pad == "repeat")
+        stack = Stack(*stacks)
         return plain._replace(kind="stacks", form=plain.form._replace(stack=stack))
 
 
 @lru_cache(maxsize=64)
-def _stacked_fields(leaves: tuple[Path, ...], keys: tuple[str, ...] | None) -> tuple[Path, ...]:
+def _stacks(leaves: tuple[Path, ...], keys: tuple[str, ...] | None, depth: int, repeat: bool) -> Stacks:
     fields = [path for path in leaves if path[0] == "obs"]
     members = {path[1] for path in fields if len(path) > 1}
     unknown = [key for key in keys or () if key not in members]
     if unknown:
         raise SchemaError(f"FrameStack(keys={keys}): the observation has no member {unknown[0]!r}")
-    return tuple(path for path in fields if keys is None or (len(path) > 1 and path[1] in keys))
+    chosen = tuple(path for path in fields if keys is None or (len(path) > 1 and path[1] in keys))
+    return Stacks(chosen, int(depth), repeat)
