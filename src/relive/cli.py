@@ -31,7 +31,9 @@ from .names import version
 from .printable import brief, printable
 from .steps.arrays import Array
 
-app = typer.Typer(help="Look at stored experience, or at this machine.", no_args_is_help=True, add_completion=False)
+app: typer.Typer = typer.Typer(
+    help="Look at stored experience, or at this machine.", no_args_is_help=True, add_completion=False
+)
 
 PATH = (
     "a save of a ReplayBuffer or RolloutBuffer, a replay in files, open or not, an .npz file of arrays, "

@@ -63,7 +63,7 @@ class ReplayRows(Store):
         self.arrays: dict[Path, Array] = self.layout.arrays(self.target)
         self._sources = {path: self._source_of(path, field) for path, field in self.leaves.items()}
         """Of each field: its rows as bytes, and what a NumPy array of it holds."""
-        self.apart = {path: self._sources[path][0] for path in self.large}
+        self.apart: Mapping[Path, Array] | None = {path: self._sources[path][0] for path in self.large}
         self._batches = Recycled()
         self._staged = BoundedCache[tuple[str, int], Staging]()
         self.groups = groups = field_groups(leaves, large)

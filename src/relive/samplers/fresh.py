@@ -53,10 +53,10 @@ class Fresh(OwnSampler):
     draws_late = False
 
     # members of the inner sampler, without a call in between
-    extras = of_inner("extras")
-    nbytes = of_inner("nbytes")
-    likely = of_inner("likely")
-    check = of_inner("check")
+    extras: Any = of_inner("extras")
+    nbytes: Any = of_inner("nbytes")
+    likely: Any = of_inner("likely")
+    check: Any = of_inner("check")
 
     def __init__(self, inner: Uniform | Prioritized | Recent | WithoutReplacement | None = None) -> None:
         self._inner: Uniform | Prioritized | Recent | WithoutReplacement = Uniform() if inner is None else inner

@@ -54,14 +54,14 @@ class Recent(OwnSampler):
     """The last slope of the returns as a fraction of the steepest, from -1 to 1; None before the first."""
 
     # members of the inner sampler, without a call in between
-    watches = of_inner("watches")
-    extras = of_inner("extras")
-    nbytes = of_inner("nbytes")
-    changed = of_inner("changed")
-    draws_late = of_inner("draws_late")
-    draw_state = of_inner("draw_state")
-    set_draw_state = of_inner("set_draw_state")
-    check = of_inner("check")
+    watches: Any = of_inner("watches")
+    extras: Any = of_inner("extras")
+    nbytes: Any = of_inner("nbytes")
+    changed: Any = of_inner("changed")
+    draws_late: Any = of_inner("draws_late")
+    draw_state: Any = of_inner("draw_state")
+    set_draw_state: Any = of_inner("set_draw_state")
+    check: Any = of_inner("check")
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ COPIES = 2**32 + 2
 
 REWARD: Path = ("reward",)
 
-settings = attrgetter(
+settings: attrgetter[tuple[Any, ...]] = attrgetter(
     "achieved", "desired", "info", "strategy", "finished_only", "reward_fn", "terminated_fn", "truncated_fn", "relabel",
     "tensors",
 )  # fmt: skip
