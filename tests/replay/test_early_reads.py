@@ -217,10 +217,10 @@ def test_it_looks_ahead_only_while_rows_are_missing(tmp_path: Path, monkeypatch:
         prefetch = internals.prefetch(replay)
         assert prefetch is not None
         ask = prefetch.ahead.ask
-        replay.sample(4)
-        waits = 5
+        waits = 5  # this thread may wait for the disk at any time, on a machine that lacks memory
         usage = type("Usage", (), {"ru_majflt": property(lambda self: waits)})
         monkeypatch.setattr("resource.getrusage", lambda who: usage())
+        replay.sample(4)
         asked = list[int]()
         monkeypatch.setattr(prefetch.ahead, "ask", lambda *rows: asked.append(ask(*rows)))
         replay.sample(4)
