@@ -97,6 +97,7 @@ class Twins:
 
     def hold_compiled(self, count: int, adds: int, first: int) -> None:
         """So many steps; after the first ones some batches of a compiled replay, which are those of one in RAM."""
+        torch.compiler.reset()  # else shapes of earlier tests become variables, which torch cannot always order
         self.there.compile()
         for t in range(adds):
             self.add(0.1)
