@@ -65,6 +65,7 @@ def main() -> None:
         jax = {"jax": harness.version_of("jax")}
         harness.write("flashbax", title, [measured], folder, where=jax, command=command)
     if not quick:
+        importlib.import_module("history").record(importlib.import_module("tables").reports(names=["flashbax"]))
         importlib.import_module("pages").main()
 
 
