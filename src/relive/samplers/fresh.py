@@ -126,9 +126,8 @@ class Fresh(OwnSampler):
         self.watches: bool = ring.rule.leaves_out or self._inner.watches
         if first:
             self._served = Served(np.zeros(ring.num_envs, np.int64), 0)
-        if (
-            changed or ring.pending is None
-        ):  # without a change under way, its rows are those of a file, if there are any
+        # without a change under way, its rows are those of a file, if there are any
+        if changed or ring.pending is None:
             self._came, self._since = 0, ring.completed
         self._count_at_least_those_that_wait()
 
