@@ -105,7 +105,7 @@ def lived(kind: str, calls: int) -> RolloutBuffer:
 def seen(rollout: RolloutBuffer) -> dict[Any, np.ndarray]:
     """What a rollout holds, by step: its columns, final values where they are read, and where episodes start."""
     columns = internals.columns(rollout)
-    found: dict[Any, Any] = {path: columns.ordered(path).numpy().copy() for path in columns.live}
+    found: dict[Any, Any] = {path: columns.ordered(path).numpy().copy() for path in columns.present}
     if rollout.steps:
         found["starts"] = internals.flags(rollout)().starts
         found["final_value",][~found["truncated",]] = 0

@@ -32,11 +32,11 @@ def test_errors_that_did_not_arrive_are_counted_and_others_wait_for_their_answer
     box = outbox()
     for rows, fate in ((3, "answer"), (5, "failure"), (7, "silence"), (0, "failure")):
         box.send(0, rows, "update", fate)
-    box.settle()
+    box.drain()
     assert box.dropped == 5
-    box.settle(0)  # now the oldest has to be answered
+    box.drain(0)  # now the oldest has to be answered
     assert box.dropped == 5 + 7
-    box.settle(0)
+    box.drain(0)
     assert box.dropped == 5 + 7
 
 
@@ -45,8 +45,8 @@ def test_an_error_of_a_shard_is_raised_once_and_loses_no_other_message() -> None
     for rows, fate in ((1, "silence"), (2, "error"), (4, "failure")):
         box.send(0, rows, "update", fate)
     with pytest.raises(ParameterError, match="what the shard raised"):
-        box.settle()
-    box.settle()
+        box.drain()
+    box.drain()
     assert box.dropped == 4
-    box.settle(0)
+    box.drain(0)
     assert box.dropped == 4 + 1

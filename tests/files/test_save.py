@@ -311,9 +311,9 @@ def test_an_error_that_comes_while_the_next_save_waits_is_raised_there_and_once(
     threading.Timer(0.05, goes_on.set).start()
     assert not handle.done
     with pytest.raises(OSError, match="the disk is full") as caught:
-        saves.settle()
+        saves.wait()
     assert any("the save before" in note for note in caught.value.__notes__)
-    saves.settle()
+    saves.wait()
 
 
 def test_an_error_that_was_seen_is_not_raised_again() -> None:
@@ -324,7 +324,7 @@ def test_an_error_that_was_seen_is_not_raised_again() -> None:
     handle = saves.begin(SaveHandle("somewhere", fail))
     with pytest.raises(OSError, match="the disk is full"):
         handle.wait(SECONDS)
-    saves.settle()
+    saves.wait()
 
 
 # Nested values beside a save: each tensor has a name of its own, whatever its keys are

@@ -97,9 +97,9 @@ def test_an_attached_column_is_in_the_order_of_time_and_goes_with_the_next_row(t
     column = columns.ordered(("x",)) * 10
     columns.attach({("y",): column})
     assert torch.equal(columns.ordered(("y",)), column)
-    assert columns.live == [("x",), ("mask",), ("y",)]
+    assert columns.present == [("x",), ("mask",), ("y",)]
     advance(columns)
-    assert columns.live == [("x",), ("mask",)]
+    assert columns.present == [("x",), ("mask",)]
 
 
 def test_an_attached_column_of_another_shape_or_dtype_replaces_the_old_one() -> None:

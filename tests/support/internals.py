@@ -65,9 +65,9 @@ def nbytes_on_device(buffer: Any) -> int:
     return sum(x.nbytes for part in parts if part is not None for x in vars(part).values() if isinstance(x, Tensor))
 
 
-def mend(buffer: Any) -> None:
+def repair(buffer: Any) -> None:
     """Have the ring in RAM know all."""
-    buffer._writer.mend()
+    buffer._writer.repair()
 
 
 def is_ahead(buffer: Any) -> bool:

@@ -66,7 +66,7 @@ class HeldTwin(Twin):
         options = {**self.options, "sampler": sampler(), "view": view(), "store": self.allocator}
         self.buffer = ReplayBuffer(self.schema, self.rows * 2, 2, **options)
         if settle:
-            internals.ring(self.buffer).settle()
+            internals.ring(self.buffer).commit()
 
     def revive(self, arrays: Arrays) -> None:
         """Go on after a kill that left these arrays: episodes are cut, and some of the oldest rows are gone."""

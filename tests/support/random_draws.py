@@ -315,7 +315,7 @@ def facts(batch: Any) -> Any:
 
 def state(buffer: Any) -> Any:
     """All that a draw may change, and all rows, whatever memory they are in."""
-    internals.mend(buffer)
+    internals.repair(buffer)
     ring, come = internals.ring(buffer), internals.progress(buffer)
     places = ring.places()
     complete = places[ring.stamp[places] >= 0]  # other rows may be final observations alone

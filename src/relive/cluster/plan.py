@@ -346,7 +346,7 @@ class ShardSampler:
     def _prepare(self) -> None:
         """Mend what an interrupted call left half done, and apply the view's rule of what can be drawn."""
         if self._ring.pending is not None:
-            self._writer.mend()
+            self._writer.repair()
         self._reader.keep_rule()
 
 

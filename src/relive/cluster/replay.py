@@ -290,7 +290,7 @@ class Replay:
             WaitTimeoutError: the limit did not allow the batch within ``limit_timeout``.
         """
         require_rows(batch_size)
-        self._outbox.settle()
+        self._outbox.drain()
         self._look_at_saves()
         self._group.refresh()  # a shard reads its messages in order, so these totals have all TD errors sent before
         limit, state = self._limit, self._state
@@ -433,7 +433,7 @@ class Replay:
             OSError: a disk is full, or fails.
         """
         require("save", FLAG_RULE, background=background)
-        self._outbox.settle(0)  # the shards have all TD errors before they are told to commit
+        self._outbox.drain(0)  # the shards have all TD errors before they are told to commit
         if self._path is None:
             raise LifecycleError("save(): this replay has no directory; create it with path=...")
         self._finish_save()  # two saves at a time would write into one of the two directories of a shard
@@ -493,7 +493,7 @@ class Replay:
         - ``insert_waits``, ``sample_waits``: how often a writer and the learner had to wait for the limit;
           ``insert_waited``, ``sample_waited``: how many seconds in all.
         """
-        self._outbox.settle()
+        self._outbox.drain()
         group, state = self._group, self._state
         group.refresh()
         each = group.ask(dict.fromkeys(group.up, ("stats",)))
@@ -1021,7 +1021,7 @@ class Outbox:
         """Send a message that carries TD errors for ``rows`` rows."""
         self._sent.append(_Sent(shard, self._group.link.call(shard, method, *arguments), rows))
 
-    def settle(self, most: int = MOST_SENT) -> None:
+    def drain(self, most: int = MOST_SENT) -> None:
         """Read the answers that have come. While more than ``most`` calls have none, wait for the oldest.
 
         Raises:

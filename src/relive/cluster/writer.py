@@ -93,7 +93,7 @@ class ClusterWriter:
             LifecycleError: as :meth:`extend`.
         """
         for sender in self._senders:
-            sender.settle(0)
+            sender.confirm(0)
 
     def interrupt(self, *, next_obs: object = None) -> None:
         """Interrupt the running episodes: the next steps do not follow the last ones.
@@ -142,7 +142,7 @@ class ShardSender:
         Args:
             next_obs: what the newest steps of this writer led to, ``[K, ...]``; None if that is not known.
         """
-        self.settle(0)  # the shard refuses chunks of the rank before
+        self.confirm(0)  # the shard refuses chunks of the rank before
         before = None if self._claimed is None else self._claimed[0].token
         token, end, pause = os.urandom(8).hex(), time.monotonic() + self._timeout, PAUSE
         while True:
@@ -176,7 +176,7 @@ class ShardSender:
         """
         try:
             if late is None:
-                self.settle(self._in_flight - 1)
+                self.confirm(self._in_flight - 1)
         except (WaitTimeoutError, LifecycleError, OSError) as error:
             if self._broken is not None:
                 raise
@@ -191,7 +191,7 @@ class ShardSender:
             self._waiting[-1] = (chunk, self._link.call(self._shard, "push", chunk))
         return late
 
-    def settle(self, most: int) -> None:
+    def confirm(self, most: int) -> None:
         """Wait until at most ``most`` chunks are not confirmed. Chunks that failed are sent again, in order."""
         end, pause = time.monotonic() + self._timeout, PAUSE
         while len(self._waiting) > most:

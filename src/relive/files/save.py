@@ -421,7 +421,7 @@ class Saves:
     def __init__(self) -> None:
         self._last: SaveHandle | None = None
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for the save under way, if there is one.
 
         Raises:
@@ -445,7 +445,7 @@ class Saves:
                 self._last = None
 
     def begin(self, handle: SaveHandle) -> SaveHandle:
-        """Start a save. Call :meth:`settle` before."""
+        """Start a save. Call :meth:`wait` before."""
         handle.start()
         self._last = handle
         return handle

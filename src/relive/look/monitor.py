@@ -370,7 +370,7 @@ class DrawCounts:
     def drawn(self) -> tuple[Ints, Ints]:
         """The stored rows that were drawn: their public index, int64 ``[K]``, and how often, int64 ``[K]``."""
         self.count_waiting()
-        envs, numbers = self.ring.live()
+        envs, numbers = self.ring.live_rows()
         draws = self.by_place[self.ring.places()]
         rows = np.flatnonzero(draws)
         return (numbers * self.ring.num_envs + envs)[rows], draws[rows].astype(np.int64)

@@ -160,9 +160,9 @@ def of_replay(replay: ReplayBuffer) -> Experience:
     """The transitions of a replay, each with the observation after it."""
     with replay.lock:
         inside: Any = replay
-        inside._writer.mend()  # what a call that was broken off left half done, and what a device knows
+        inside._writer.repair()  # what a call that was broken off left half done, and what a device knows
         ring: Ring = inside._ring
-        envs, numbers = ring.live()
+        envs, numbers = ring.live_rows()
         places = ring.places()
         leaves = {path: as_host(tensor) for path, tensor in ring.store.read(places).items()}
         complete = ring.stamp[places] >= 0

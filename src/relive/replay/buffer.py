@@ -361,7 +361,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             if self._way is not None and self._way.add(values, chosen, self._reader.view):
                 return
             if self._ring.pending is not None:
-                writer.mend()
+                writer.repair()
             writer.add(values, chosen)
 
     @one_at_a_time
@@ -438,7 +438,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         if envs is None and self._durable is not None:  # a kill could leave half of the new order
             raise LifecycleError("append: a replay in files takes transitions env after env; pass envs={0: 0, ...}")
         with other.lock:
-            other._writer.mend()
+            other._writer.repair()
             self._saver.await_rows()
             self._saver.segments.forget()  # older rows get new stamps
             if envs is None:
@@ -511,13 +511,13 @@ class ReplayBuffer(Generic[S_co, V_co]):
                 if fields is not None:
                     return self._reader.assembled(fields, batch_size)
             if self._ring.pending is not None:
-                self._writer.mend()
+                self._writer.repair()
             return self._reader.sample(batch_size, update, of, standing)
 
     def _prepare(self) -> None:
         """Repair what an earlier call left half done, and draw the served batches that are due."""
         if self._ring.pending is not None:
-            self._writer.mend()
+            self._writer.repair()
         if self._way is not None:
             self._way.prepare()
 
@@ -554,7 +554,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
                 if late is not None:
                     return late
             if self._ring.pending is not None:
-                self._writer.mend()
+                self._writer.repair()
             reader, sampler = self._reader, self._prioritized
             view = reader.view
             if getattr(view, "rule", None) is not self._ring.rule:  # in place of a call that most often changes nothing
@@ -625,7 +625,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
                 if count is not None:
                     return count
             if self._ring.pending is not None:
-                self._writer.mend()
+                self._writer.repair()
             self._reader.keep_rule()
             return self._ring.drawable
 
@@ -728,7 +728,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
     def _read_each(self, episodes: Iterable[EpisodeRows]) -> Iterator[Episode]:
         for rows in episodes:
             with self.lock:
-                self._writer.mend()
+                self._writer.repair()
                 episode = episode_at(self._ring, rows)
             if episode is not None:
                 yield episode
@@ -879,10 +879,10 @@ class ReplayBuffer(Generic[S_co, V_co]):
         """
         require("save", FLAG_RULE, background=background)
         saver, path = self._saver, target(path)
-        saver.saves.settle()
+        saver.saves.wait()
         with ExitStack() as held:
             held.enter_context(self.lock)  # others wait until the rows are on their way, not for the disk
-            saver.saves.settle()  # another thread may have begun one
+            saver.saves.wait()  # another thread may have begun one
             if self._ring.pending is not None or self._way is not None:
                 self._prepare()
             return saver.start(path, extra) if background else saver.write(path, extra, held.close)
@@ -1101,7 +1101,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         allocator.on_fork = partial(_end_in_child, ref(self._ring))
         if mark is None:
             durable.begin()
-        self._ring.settle()
+        self._ring.commit()
         self._commit()
         self._keep_settings()
 
@@ -1136,7 +1136,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
             if isinstance(self._way, DrawAhead):
                 self._way.close()
                 self._end_serving(self._way)
-            self._saver.saves.settle()
+            self._saver.saves.wait()
             self._commit()
             self._durable.flush("close")
             self._let_go("this replay was closed; open its directory again with ReplayBuffer.open")

@@ -671,7 +671,7 @@ def _copied(cls: Any, directory: MappedCopy) -> Any:
             go_back(allocator, now._replace(dead=_dead_now(directory, rows, now)), rows)
         buffer = cls(**arguments, store=allocator)
         read_sampler(directory, buffer._ring, buffer._sampler)
-        buffer._ring.settle()
+        buffer._ring.commit()
     return buffer
 
 

@@ -344,13 +344,13 @@ class DeviceMirror:
         report = self._draws.bring_back()
         progress.late += report.late
         if self._state is State.BROKEN_OFF:
-            self._mend()
+            self._repair()
         else:
             ring.pending = None
         for message in (*warnings, *report.warnings):
             warn(message, stacklevel=2)
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Give up what a call that was broken off may have left half done; the ring in RAM has all else.
 
         Its cursors are those from before or after the step. Rows that it was to overwrite are given up, and no episode
@@ -362,10 +362,10 @@ class DeviceMirror:
         waits = ring.under_way & (not ring.own_next)
         ring.stamp[newest[waits]] = -1 - ring.completed  # it may have been noted as complete already
         ring.pending = Change(every, every, np.maximum(ring.heads + 2 - ring.rows, 0))
-        ring.mend()
+        ring.repair()
         self._sampler.attach(ring)
         self._state = State.STALE
-        ring.settle()
+        ring.commit()
 
     def _arrays(self) -> list[tuple[Array, Tensor]]:
         """Each array of envs or rows in RAM, and the tensor on the device that holds the same."""

@@ -103,9 +103,9 @@ class Reader:
             self.sampler.attach(ring)
         except ReliveError:
             ring.rule = before
-            ring.settle()
+            ring.commit()
             raise
-        ring.settle()
+        ring.commit()
 
     def sample(
         self, count: int, update: int, of: int, standing: core.Standing | core.JoinedRows | None = None

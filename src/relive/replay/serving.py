@@ -50,7 +50,7 @@ class Limit(Protocol):
 class Repairs(Protocol):
     """An object that repairs a ring."""
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Repair what a call left half done that an exception interrupted."""
         ...
 
@@ -202,7 +202,7 @@ class DrawAhead:
 
     def _leave(self) -> None:
         """Leave a call to the ring in RAM, once the due batches are drawn."""
-        self._writer.mend()
+        self._writer.repair()
         self.prepare()
 
     def add(self, values: object, envs: object, view: object) -> bool:

@@ -161,7 +161,7 @@ class Writer:
         ring = self.ring
         if ring.undo is not None:
             ring.undo.end()
-        ring.pending = None  # as settle, which takes longer
+        ring.pending = None  # as commit, which takes longer
         return checked
 
     def extend(self, steps: Mapping[str, object], envs: object) -> None:
@@ -194,7 +194,7 @@ class Writer:
         if next_obs is not None:
             self._truncate(chosen, next_obs)
         self._interrupt(chosen)
-        self.ring.settle()
+        self.ring.commit()
 
     def _truncate(self, envs: Ints, next_obs: object) -> None:
         """Complete the newest step of each episode under way, as truncated.
@@ -233,16 +233,16 @@ class Writer:
         self.ring.clear(rewind)
         if places is not None:
             self.sampler.changed(places, np.zeros(len(places), np.uint8))
-        self.ring.settle()
+        self.ring.commit()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Repair what a call left half done that an exception interrupted; or learn what a device knows."""
         pending = self.ring.pending
         if pending is not None:
-            self.ring.mend()
+            self.ring.repair()
         if pending is not None and not isinstance(pending, DeviceIsNewer):
             self.sampler.attach(self.ring)
-            self.ring.settle()
+            self.ring.commit()
             self._invalidate()
 
     # -- another buffer's transitions ---------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class Writer:
             if len(chosen):
                 self._copy(store, places[chosen], places[np.minimum(chosen + 1, len(places) - 1)], to)
                 self._interrupt(np.array([to]))
-        self.ring.settle()
+        self.ring.commit()
 
     def _copy(self, store: Store, places: Ints, following: Ints, env: int) -> None:
         """Add rows of another store as successive steps of one env. The last one need not be complete."""

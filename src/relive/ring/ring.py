@@ -164,9 +164,9 @@ class Ring:
         self.notes_ends = False
         """True once :meth:`ends` was called."""
         self._rule = EVERY_ROW
-        self.doubtful: Ints | None = NO_ENVS
+        self.suspect: Ints | None = NO_ENVS
         """Places where a kill may have left a sampler's numbers wrong, when this ring was resumed; None for all."""
-        self.fresh = NO_ENVS
+        self.newly_drawable = NO_ENVS
         """Places that can be drawn only since this ring was resumed, because the kill ended their episodes."""
         if allocator.has("counters"):
             self._resume(allocator.died)
@@ -174,7 +174,7 @@ class Ring:
             _note_rule(self._rule, self.counters)
         self.pending: Change | Adding | Ended | DeviceIsNewer | None = None
         """The change under way; set by the ring, and None again once the sampler knows of it, too. A call that finds
-        it set was preceded by one that an exception broke off: :meth:`mend` comes first then."""
+        it set was preceded by one that an exception broke off: :meth:`repair` comes first then."""
         self.before_overwriting: Callable[[Ints], object] | None = None
         """Called with the envs that are about to get rows, while a save reads the rows that these may overwrite."""
         self._no_events: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
@@ -264,7 +264,7 @@ class Ring:
         """The live rows: for each env, a range of numbers."""
         return Span(self.oldest, self.heads.copy())  # a copy: `heads` changes with the next step
 
-    def live(self, low: int = 0, high: int | None = None) -> tuple[Ints, Ints]:
+    def live_rows(self, low: int = 0, high: int | None = None) -> tuple[Ints, Ints]:
         """The envs and numbers of live rows, env by env in the order of time: all, or from ``low`` up to ``high``."""
         return self.span.rows(low, high)
 
@@ -659,13 +659,13 @@ class Ring:
 
     # -- after an exception, and after a kill -------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """A change is done, and the sampler knows of it."""
         if self.undo is not None:
             self.undo.end()  # first: a kill between the two lines finds a whole change
         self.pending = None
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Make rows and counters agree after a call that was broken off; the sampler has to ``attach`` afterwards.
 
         The rows that such a call was to overwrite are given up, even if it had not come to them. The episodes that it
@@ -696,14 +696,14 @@ class Ring:
         """
         killed = died and self.undo is not None
         if killed:
-            self.doubtful = self._take_back()
+            self.suspect = self._take_back()
             self.state[self.heads <= self.oldest, NEXT] = 0  # all rows of these envs were given up
         self.check_cursors(LARGEST_NUMBER // 2)  # what comes next has to fit as well
         self._rule = _noted_rule(self.counters)
         if killed:
-            self.fresh: Ints = self._end_all_episodes()
-            if self.doubtful is None or self._rule.length > 1:  # an end may let a shorter window be drawn
-                self.doubtful = None
+            self.newly_drawable: Ints = self._end_all_episodes()
+            if self.suspect is None or self._rule.length > 1:  # an end may let a shorter window be drawn
+                self.suspect = None
                 self.counters[DRAWABLE] = len(self.anchors())
         if not 0 <= self.drawable <= self.rows_live:
             raise InvariantError(f"invariant 6: {self.drawable} counted, of {self.rows_live} rows")
@@ -711,7 +711,7 @@ class Ring:
     def _take_back(self) -> Ints | None:
         """Put back what the change that a kill broke off found, and give up the rows that it was to overwrite.
 
-        It may be called again after a kill on its way. The change stays noted until :meth:`settle`.
+        It may be called again after a kill on its way. The change stays noted until :meth:`commit`.
 
         Returns:
             the places whose drawability may have changed, or None if that may be any.
@@ -764,7 +764,7 @@ class Ring:
         """End the episodes under way, whose process died: the envs are gone, so no step that comes goes on with one.
 
         Call it after :meth:`_take_back`. If a kill interrupts what follows, both are called again, up to
-        :meth:`settle`. Returns the places that can be drawn only now.
+        :meth:`commit`. Returns the places that can be drawn only now.
         """
         assert self.undo is not None
         if self._rule.length > 1:
@@ -788,7 +788,7 @@ class Ring:
         stamps = [NO_ENVS]
         for low in range(0, self.rows_live, CHECKED_AT_ONCE):
             # each piece begins with the last row of the one before, so that all neighbours are compared
-            stamp = self._check_rows(*self.live(max(low - 1, 0), low + CHECKED_AT_ONCE))
+            stamp = self._check_rows(*self.live_rows(max(low - 1, 0), low + CHECKED_AT_ONCE))
             stamps.append(stamp[low > 0 :])
         known = np.sort(np.concatenate(stamps))
         _require((known[1:] != known[:-1]) | (known[1:] < 0), "5: two transitions have one stamp")
@@ -1029,7 +1029,7 @@ def _noted_rule(counters: Ints) -> WindowRule:
 # anything changes, and repairing twice is the same as once. To undo would need the rows that were overwritten, to redo
 # a copy of the images.
 class Change(NamedTuple):
-    """The change that a call is about to make, noted first, so that the next call can mend it after an exception."""
+    """The change that a call is about to make, noted first, so that the next call can repair it after an exception."""
 
     cut: Ints = NO_ENVS
     """The envs whose episodes under way do not go on."""
@@ -1100,8 +1100,8 @@ class Adding:
 
     def take(self, envs: Ints) -> None:
         """Add to these envs from now on, as many as before."""
-        self.tails.fill(0)  # they belong to other envs, and `mend` would give up rows of these
-        self.envs = NO_ENVS  # while the two disagree, `mend` finds no envs
+        self.tails.fill(0)  # they belong to other envs, and `repair` would give up rows of these
+        self.envs = NO_ENVS  # while the two disagree, `repair` finds no envs
         self.core.take_envs(envs)
         self.envs = envs
 

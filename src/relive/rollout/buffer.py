@@ -701,7 +701,7 @@ class RolloutBuffer:
     def block(self) -> Batch:
         """All columns with their bootstrap row as views ``[T + 1, N]``, written or not."""
         columns = self._columns
-        return as_batch({path: columns.view(path) for path in columns.live})
+        return as_batch({path: columns.view(path) for path in columns.present})
 
     @property
     def env_major(self) -> Batch:
@@ -717,7 +717,7 @@ class RolloutBuffer:
     def data(self) -> Batch:
         """All columns of the steps written so far, ``[T, N]``, each as ``r[name]`` gives it."""
         columns = self._columns
-        return as_batch(columns.select(columns.live))
+        return as_batch(columns.select(columns.present))
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
@@ -1068,7 +1068,7 @@ class RolloutBuffer:
             OSError: the disk is full, or fails.
         """
         self._saves = self._saves or Saves()
-        self._saves.settle()
+        self._saves.wait()
         progress = saving.RolloutState(
             debug=self._debug,
             seed=self._permutations.seed,

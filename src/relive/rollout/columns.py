@@ -369,13 +369,13 @@ class Columns:
     # -- names --------------------------------------------------------------------------------------------------------
 
     @property
-    def live(self) -> list[Path]:
+    def present(self) -> list[Path]:
         """The columns of the present steps: own and attached ones."""
         return [path for path in self._memory if path in self.own or path in self._attached]
 
     def keys(self) -> tuple[str, ...]:
-        """The top-level names of the live columns: the schema's, ``mask``, ``final_value``, further and attached."""
-        return tuple(dict.fromkeys([path[0] for path in self.live]))
+        """The top-level names of the present columns: the schema's, ``mask``, ``final_value``, further and attached."""
+        return tuple(dict.fromkeys([path[0] for path in self.present]))
 
     def __contains__(self, name: Name) -> bool:
         return bool(self.below(_path(name)))
@@ -390,10 +390,10 @@ class Columns:
         return as_batch(inner)
 
     def below(self, path: Path) -> list[Path]:
-        """The live leaves at or below a path."""
+        """The present leaves at or below a path."""
         if path in self.own or path in self._attached:
             return [path]
-        return [leaf for leaf in self.live if leaf[: len(path)] == path]
+        return [leaf for leaf in self.present if leaf[: len(path)] == path]
 
     def leaves(self, path: Path) -> list[Path]:
         """The leaves at or below a path.
@@ -404,7 +404,7 @@ class Columns:
         leaves = self.below(path)
         if not leaves:
             message = unknown_field(path, self.keys(), "this rollout")
-            members = [leaf[: leaf.index(path[-1], 1) + 1] for leaf in self.live if path[-1] in leaf[1:]]
+            members = [leaf[: leaf.index(path[-1], 1) + 1] for leaf in self.present if path[-1] in leaf[1:]]
             raise FieldError(f"{message}. A member is named by its path, {members[0]}" if members else message)
         return leaves
 
@@ -423,7 +423,7 @@ class Columns:
 
     def _asked(self, fields: tuple[Name, ...] | None) -> list[Path]:
         """The leaves of :meth:`wanted`, found by their names."""
-        if fields is None and (leaves := [path for path in self.live if path[0] not in BOOKKEEPING]):
+        if fields is None and (leaves := [path for path in self.present if path[0] not in BOOKKEEPING]):
             return leaves
         if not fields or isinstance(fields, str):
             raise FieldError(f"fields={fields!r}: pass a tuple of column names, such as ('obs', 'action')")
@@ -475,8 +475,8 @@ class Columns:
             expected = (self.count, self.num_envs, *self._memory[path].shape[2:])
             check_castable(fitted, dtype, dotted(path))
             fitted = fitted.to(dtype)
-        elif any(path[:i] in self.live for i in range(1, len(path))):
-            outer = next(path[:i] for i in range(1, len(path)) if path[:i] in self.live)
+        elif any(path[:i] in self.present for i in range(1, len(path))):
+            outer = next(path[:i] for i in range(1, len(path)) if path[:i] in self.present)
             raise FieldError(
                 f"column '{dotted(path)}': '{dotted(outer)}' is a column without members; pick another name"
             )

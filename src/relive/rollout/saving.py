@@ -65,10 +65,10 @@ def save(
         "columns": json.loads(Schema(further).to_json()) if further else None,
         "interrupted": progress.interrupted,
         "steps": columns.count,
-        "attached": [list(name) for name in columns.live if name not in columns.own],
+        "attached": [list(name) for name in columns.present if name not in columns.own],
         "extra": described,
     }
-    tensors = {dotted(name): columns.with_last(name) for name in columns.live}
+    tensors = {dotted(name): columns.with_last(name) for name in columns.present}
     tensors[".ended"] = torch.from_numpy(progress.ended)
     require("save", FLAG_RULE, background=background)
     groups = [learner, tensors]

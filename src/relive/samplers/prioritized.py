@@ -155,7 +155,7 @@ class Prioritized(OwnSampler):
     def _learn(self) -> None:
         """Bring the priorities up to date, if a device knows newer ones."""
         if self._ring is not None and isinstance(self._ring.pending, DeviceIsNewer):
-            self._ring.mend()
+            self._ring.repair()
 
     def _new_error(self) -> np.float32:
         return np.float32(self.noted_largest if self.default_error is None else self.default_error)
@@ -208,11 +208,11 @@ class Prioritized(OwnSampler):
         Raises:
             NotFiniteError: an error is negative or not finite.
         """
-        doubtful = durable.restore(ring, self.default_error)
+        suspect = durable.restore(ring, self.default_error)
         self.noted_largest, self._draws = float(durable.facts[LARGEST]), int(durable.facts[DRAWS])
         alpha, eps = durable.facts[[ALPHA, EPS]].tolist()
-        if doubtful is not None and (alpha, eps) == (float(self.alpha), float(self.eps)):
-            durable.mend(ring, doubtful)
+        if suspect is not None and (alpha, eps) == (float(self.alpha), float(self.eps)):
+            durable.repair(ring, suspect)
             self.stored = StoredPriorities(alpha, eps, durable.errors, durable.tree)
         else:
             places = ring.anchors()
@@ -591,24 +591,24 @@ class DurablePriorities:
         counts = 0 <= facts[DRAWS] < 2**53 and facts[DRAWS] == int(facts[DRAWS])
         if not (counts and 0 <= facts[LARGEST] <= LARGEST_ERROR and facts[ALPHA] >= 0 and facts[EPS] > 0):
             raise InvariantError(f"sampler: {facts.tolist()} are not an exponent, an eps, an error and a count")
-        self.errors[ring.fresh] = facts[LARGEST] if default_error is None else default_error
-        if count == ALL_RATED or ring.doubtful is None:
+        self.errors[ring.newly_drawable] = facts[LARGEST] if default_error is None else default_error
+        if count == ALL_RATED or ring.suspect is None:
             return None
-        return np.unique(np.concatenate([places, ring.doubtful]))
+        return np.unique(np.concatenate([places, ring.suspect]))
 
-    def mend(self, ring: Ring, doubtful: Ints) -> None:
-        """Compute the weights at ``doubtful`` places, and all sums above them, again from the errors.
+    def repair(self, ring: Ring, suspect: Ints) -> None:
+        """Compute the weights at ``suspect`` places, and all sums above them, again from the errors.
 
         Raises:
             NotFiniteError: an error is negative or not finite.
         """
-        index, weights = ring.index_of(doubtful), np.zeros(len(doubtful))
+        index, weights = ring.index_of(suspect), np.zeros(len(suspect))
         written = np.flatnonzero(index >= 0)
         drawable = written[ring.find(index[written])[0] >= 0]
-        errors = self.errors[doubtful[drawable]]
+        errors = self.errors[suspect[drawable]]
         _require_errors(errors)
         weights[drawable] = _powers_of(errors, *self.facts[[ALPHA, EPS]].tolist())
-        self.tree.put(doubtful, weights)
+        self.tree.put(suspect, weights)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """For pickle and deepcopy: None. A copy of a sampler starts in memory of its own."""
@@ -653,7 +653,7 @@ def _rebuilding(ring: Ring) -> Generator[None]:
     ring.undo.begin_rebuild(ring)
     ring.pending = Change()
     yield
-    ring.settle()
+    ring.commit()
 
 
 # The mean is summed from left to right, since NumPy's order depends on the layout in memory.
