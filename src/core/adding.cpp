@@ -148,7 +148,9 @@ class Adding {
         // a guess, which is right if all envs come in turn, as they do most often: rows of env e that come before it
         auto turn = given_.size() > ring_.num_envs() ? std::min(i, together_) / ring_.num_envs() : 0;
         auto number = ring_.envs[e].head + turn;
-        fetch(ring_.row(ring_.place_of(number, e)), static_cast<std::size_t>(ring_.width));
+        auto begin = e * rows_, place = ring_.place_of(number, e);
+        fetch(ring_.row(place), static_cast<std::size_t>(ring_.width));
+        __builtin_prefetch(&stamp_[(place > begin ? place : begin + rows_) - 1]);  // of the row that it completes
         // the next row that has its history
         if (history_ > 0 && history_ < rows_) __builtin_prefetch(&step_[ring_.place_of(number + 1 + history_, e)]);
     }
