@@ -113,7 +113,7 @@ def write_files(
             written()
         # the disk syncs many files at once in little more time than one: 18 of 350 kB in 21 ms, and one by one in 124
         with ThreadPoolExecutor(WAITERS) as others:
-            synced = [_begun(others, os.fsync, descriptor) for descriptor in descriptors[1:]]
+            synced = [_begin_call(others, os.fsync, descriptor) for descriptor in descriptors[1:]]
             for descriptor in descriptors[:1]:  # here: one file needs no thread
                 os.fsync(descriptor)
             for wait in synced:
@@ -124,7 +124,7 @@ def write_files(
     return notes
 
 
-def _begun(others: ThreadPoolExecutor, function: Callable[..., T], *args: object) -> Callable[[], T]:
+def _begin_call(others: ThreadPoolExecutor, function: Callable[..., T], *args: object) -> Callable[[], T]:
     """Begin a call in another thread. Returns a function that waits for the result and returns it.
 
     An interpreter that is ending starts no threads, and others may lack the memory. Then this thread makes the call.
@@ -173,7 +173,7 @@ def _fill(descriptor: int, parts: Iterable[memoryview], size: int) -> FileNote:
     with ThreadPoolExecutor(1) as other:  # its thread starts with the first task
         for part in _gathered(parts):
             # the checksum in another thread while the disk writes; its result is awaited before the next part
-            hashed = _begun(other, zlib.crc32, part, crc) if len(part) > SMALL else None
+            hashed = _begin_call(other, zlib.crc32, part, crc) if len(part) > SMALL else None
             done = 0
             while done < len(part):  # a write may take a part of the bytes
                 done += os.write(descriptor, part[done:])
@@ -463,8 +463,7 @@ class Holder:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise self._held_elsewhere(directory) from None
-            # the file was removed since it was opened: another process may lock a new one
-            if not os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+            if not is_at(self._path, self._descriptor):  # removed since it was opened: another may lock a new one
                 raise self._held_elsewhere(directory)
             os.ftruncate(self._descriptor, 0)  # a longer number of the process before would leave digits behind
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)

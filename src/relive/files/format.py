@@ -262,12 +262,12 @@ def encode(content: Mapping[str, object]) -> str:
     """
     try:
         text = json.dumps(dict(content), allow_nan=False)
-        require_shallow(dict(content))
-        same = json.loads(text) == dict(content)  # tuples and numbers as keys would come back as something else
+        parsed: object = json.loads(text)
+        require_shallow(parsed)
     except (TypeError, ValueError, RecursionError) as error:
         kind = NotFiniteError if "Out of range float" in str(error) else FileFormatError
         raise kind(f"the JSON to save: {error}; give dicts, lists, text, finite numbers, bools and None") from error
-    if not same:
+    if parsed != dict(content):  # tuples and numbers as keys come back as something else
         raise FileFormatError("the JSON to save would come back changed; give lists for tuples, and text as keys")
     return text
 
@@ -460,16 +460,17 @@ def is_list(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-def require_shallow(content: object) -> None:
-    """Refuse JSON nested too deep for common parsers.
+def require_shallow(content: Any) -> None:
+    """Refuse JSON, as it was parsed, that is nested too deep for common parsers.
 
     Raises:
         ValueError: the nesting is deeper than ``DEPTH``.
     """
     level = [content]
     for _ in range(DEPTH):
-        members = [value.values() if is_object(value) else value if is_list(value) else () for value in level]
-        level = [*chain.from_iterable(members)]
+        # the classes of json, without a call for each value
+        inner = (x.values() if x.__class__ is dict else x for x in level if x.__class__ is dict or x.__class__ is list)
+        level = [*chain.from_iterable(inner)]
         if not level:
             return
     raise ValueError(f"objects and lists nested more than {DEPTH} deep")

@@ -216,14 +216,14 @@ class MappedDirectory(MappedFiles):
         try:
             disk.replace_file(self.path / MANIFEST, self.path / f"{MANIFEST}.tmp", text)
         except BaseException:
-            self._settle_manifest(text)
+            self._after_failed_commit(text)
             raise
         self.content, self.known, self._made = dict(content), {n: s for n, (s, _) in self._arrays.items()}, []
         # last: the old manifest may name these files, and a power cut may bring it back until the rename is synced
         kept = {spec.file for spec in self.known.values()}
         self._remove([name for name in os.listdir(self.path) if FILE.fullmatch(name) and name not in kept])
 
-    def _settle_manifest(self, text: bytes) -> None:
+    def _after_failed_commit(self, text: bytes) -> None:
         """After a commit has failed: the manifest that is in place names no file that :meth:`discard` removes."""
         with suppress(OSError):
             if (self.path / MANIFEST).read_bytes() == text:  # the disk failed after the rename
@@ -636,7 +636,7 @@ class Journal:
         """
         whole = _packed(self._run, last)
         padded = _with_room(whole)
-        if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+        if disk.is_at(self._path, self._descriptor):
             disk.replace_file(self._path, self._path.with_name(f"{self._path.name}.tmp"), padded)
         # The old file is used until the new one is open, so an exception in between has the next call come here again.
         descriptor = disk.open_to_write(self._path)
