@@ -93,6 +93,11 @@ VOID = -1
 never written is all zeros, and no source has the number 0."""
 
 
+# A row that a flush has counted may be overwritten only if the journal says so before. Take 1,000 rows of an env and a
+# flush at head 5,000, when rows 4,000 to 4,999 are stored: its mark declares the rows below 4,256 dead, so that rows
+# 5,000 to 5,255 may overwrite them, a reserve of 256. Row 5,256 needs a record with more dead rows first. After a power
+# cut the env goes back to head 5,000 with rows 4,256 to 4,999, whatever pages of later rows have reached the disk.
+#
 # The order of writes is record, reserve, mark. Each can be repeated, so an exception between two repeats the first. A
 # mark before its record promised a reserve that did not exist, and later `add`s were refused.
 class Durable:
@@ -120,11 +125,11 @@ class Durable:
         ring.arrays.reserve[:] = self._mark.dead
         if ring.undo is not None:
             me = ref(self)  # a buffer that is dropped is free at once, so the ring must not refer to it
-            ring.undo.renew = lambda count: (owner := me()) is not None and owner._renew(count)
+            ring.undo.renew = lambda count: (owner := me()) is not None and owner._extend_reserve(count)
         self.settings: Settings = Settings(self._added(SETTINGS, (2, Settings.BYTES), np.uint8))
         self._drained: Ints | None = allocator.existing(DRAINED)
         if self._drained is not None:
-            self._void()
+            self._drop_unstored_notes()
 
     def drained(self) -> Ints:
         """The notes of steps that came from elsewhere, ``[N, 4]``: one for each source, in the row of its first env.
@@ -144,7 +149,7 @@ class Durable:
             directory.commit(directory.content)
         return array
 
-    def _void(self) -> None:
+    def _drop_unstored_notes(self) -> None:
         """Drop the notes of pieces that are not in, before other steps move the heads."""
         assert self._drained is not None
         for env, (mark, count) in enumerate(self._drained[:, [MARK, ENVS]].tolist()):
@@ -185,7 +190,7 @@ class Durable:
         self._note(self._marked(), kind)
         self._rows, self._flushed = 0, time.monotonic()
 
-    def _renew(self, count: int) -> bool:
+    def _extend_reserve(self, count: int) -> bool:
         """Declare more of the oldest rows dead, because ``count`` new rows come. False if enough are dead already."""
         # a step takes at most two rows; the reserve besides, so that the next steps need no record
         wanted = self.ring.heads - self.ring.rows + 2 * count + self._in_reserve()
@@ -294,8 +299,8 @@ class FlushMark(NamedTuple):
 
     def encode(self, kind: Kind, where: list[object]) -> bytes:
         """The mark as bytes, with the ``kind`` of event and with ``where``, which identifies the boot and the files."""
-        facts = {"kind": kind, "where": where, "num_envs": len(self.state), "small": self.small}
-        text = json.dumps(facts, allow_nan=False).encode()
+        head = {"kind": kind, "where": where, "num_envs": len(self.state), "small": self.small}
+        text = json.dumps(head, allow_nan=False).encode()
         arrays = (self.state, self.counters, self.newest, self.dead)
         return b"".join([_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(x, "<i8").tobytes() for x in arrays)])
 
@@ -308,14 +313,14 @@ class FlushMark(NamedTuple):
         """
         try:
             (length,) = _LENGTH.unpack_from(payload)
-            facts = json.loads(payload[_LENGTH.size : _LENGTH.size + length])
-            if set(facts) != {"kind", "where", "num_envs", "small"} or facts["num_envs"] != num_envs:
-                raise ValueError(shown(facts))
-            small: dict[str, Any] = facts["small"]
+            head = json.loads(payload[_LENGTH.size : _LENGTH.size + length])
+            if set(head) != {"kind", "where", "num_envs", "small"} or head["num_envs"] != num_envs:
+                raise ValueError(shown(head))
+            small: dict[str, Any] = head["small"]
             if not all(isinstance(x, list) and len(cast("list[object]", x)) <= MOST_SMALL for x in small.values()):
                 raise ValueError(shown(small))
-            if facts["kind"] not in ("open", "flush", "close") or not isinstance(facts["where"], list):
-                raise ValueError(shown(facts))
+            if head["kind"] not in ("open", "flush", "close") or not isinstance(head["where"], list):
+                raise ValueError(shown(head))
             # a copy, native: what is read from the payload is little-endian and cannot be written to
             words = np.frombuffer(payload, "<i8", offset=_LENGTH.size + length).astype(np.int64)
             sizes = num_envs * COLUMNS, COUNTERS, num_envs * NEWEST, num_envs
@@ -325,7 +330,7 @@ class FlushMark(NamedTuple):
             raise FileFormatError(f"the journal's last record makes no sense ({error!s:.200})") from error
         state, counters, newest, dead = np.split(words, np.cumsum(sizes)[:-1])
         arrays = state.reshape(num_envs, COLUMNS), counters, newest.reshape(num_envs, NEWEST), dead
-        return FlushMark(*arrays, small), facts["kind"], facts["where"]
+        return FlushMark(*arrays, small), head["kind"], head["where"]
 
 
 def newest_of(packed: Array, rows: int, state: Ints) -> Ints:
@@ -374,7 +379,7 @@ def recover(allocator: FileAllocator, num_envs: int, rows: int) -> tuple[FlushMa
         return mark, settings_since_flush(allocator)
     there = mark.dead < mark.state[:, HEAD]  # the next step changes the stamp of the newest row, nothing else
     _require_unmixed(newest_of(packed, rows, mark.state)[there, 1:], mark.newest[there, 1:])
-    go_back(allocator, mark, rows)
+    return_to_mark(allocator, mark, rows)
     return mark, {}
 
 
@@ -418,7 +423,7 @@ def _boot() -> str:
 # Leaves are computed from errors, and all nodes above them anew: a tree is never trusted where it is in doubt. A window
 # that the death of a process completes is new, and gets the priority of new transitions, not what its row had held
 # before.
-def go_back(allocator: FileAllocator, mark: FlushMark, rows: int) -> None:
+def return_to_mark(allocator: FileAllocator, mark: FlushMark, rows: int) -> None:
     """Put the cursors back to a mark, and note for the ring which rows may have been overwritten since."""
     num_envs = len(mark.state)
     allocator.take("state", (num_envs, COLUMNS), np.int64)[:] = mark.state
@@ -430,7 +435,9 @@ def go_back(allocator: FileAllocator, mark: FlushMark, rows: int) -> None:
     heads = mark.state[:, HEAD]
     some = np.flatnonzero(heads > 0)  # envs with a newest row
     places = some * rows + (heads[some] - 1) % rows
-    after = np.minimum(mark.dead, heads) + rows  # laps after the one in which all rows were overwritten change nothing
+    # Row k + rows overwrites row k: with 1,000 rows and dead rows below 4,256, the rows up to 5,255 may have been
+    # written. Laps after the one in which all rows were overwritten change nothing further.
+    after = np.minimum(mark.dead, heads) + rows
     undo = Undo(allocator.take("undo", (undo_words(num_envs, rows),), np.int64))
     undo.note_mark(mark.state, mark.counters, after, places, mark.newest[some])
 
@@ -664,11 +671,11 @@ def _copied(cls: Any, directory: MappedCopy) -> Any:
     _take_rows(directory, num_envs, rows, (state if now is None else now.state)[:, HEAD])
     with contradictions(directory.path):
         if now is None:
-            _require_still(directory)
+            _require_unchanged(directory)
             recover(allocator, num_envs, rows)
         else:
             allocator.died = True
-            go_back(allocator, now._replace(dead=_dead_now(directory, rows, now)), rows)
+            return_to_mark(allocator, now._replace(dead=_dead_now(directory, rows, now)), rows)
         buffer = cls(**arguments, store=allocator)
         read_sampler(directory, buffer._ring, buffer._sampler)
         buffer._ring.commit()
@@ -677,8 +684,13 @@ def _copied(cls: Any, directory: MappedCopy) -> Any:
 
 def _arguments(content: Mapping[str, object]) -> ReplayArguments:
     """The constructor's arguments, with a sampler and a view in the place of a user's own."""
+    return ring_arguments(content, None, *stand_ins(content))
+
+
+def stand_ins(content: Mapping[str, object]) -> tuple[AnySampler | None, View | None]:
+    """A sampler and a view in the place of a user's own, which is not in files; None in the place of relive's."""
     sampler = Uniform() if content.get("sampler") is None else None
-    return ring_arguments(content, None, sampler, Transition() if content.get("view") is None else None)
+    return sampler, Transition() if content.get("view") is None else None
 
 
 def _mark_now(directory: MappedCopy, rows: int) -> FlushMark | None:
@@ -748,7 +760,7 @@ def _dead_now(directory: MappedCopy, rows: int, mark: FlushMark) -> Ints:
     return dead
 
 
-def _require_still(directory: MappedCopy) -> None:
+def _require_unchanged(directory: MappedCopy) -> None:
     """Require that nothing has changed since the files were opened, of a replay that no process seemed to have open.
 
     Raises:

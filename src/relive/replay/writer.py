@@ -119,7 +119,9 @@ class Writer:
             mask, values = values["mask"], {name: value for name, value in values.items() if name != "mask"}
         check, copier = self._intakes.get((count, has_finals)) or self._intake(count, has_finals)
         try:
-            leaves = check(values, copier)
+            leaves = None if copier is None else copier.leaves(values)
+            if leaves is None:
+                leaves = check(values, copier)
         except (RuntimeError, TypeError):
             refuse_unreadable(values)
             raise
@@ -154,8 +156,8 @@ class Writer:
             self._add_many(envs, leaves, final, kept, stored)
         else:
             if stored.any():
-                rows = [_kept(value, stored) for value in leaves]
-                ends = None if final is None else [_kept(value, stored) for value in final]
+                rows = [_rows_where(value, stored) for value in leaves]
+                ends = None if final is None else [_rows_where(value, stored) for value in final]
                 self._store(envs[stored], rows, ends, envs)
             self._interrupt(envs[~kept])  # the next steps there do not follow the last ones
         ring = self.ring
@@ -214,7 +216,7 @@ class Writer:
         ]
         observed = [i for i, path in enumerate(stored) if path[0] == "obs"]
         for at, value in zip(observed, given, strict=True):
-            leaves[at] = _kept(value, under_way)
+            leaves[at] = _rows_where(value, under_way)
         for at in self._flags_at:
             leaves[at] = np.zeros(count, np.bool_)
         if self.debug:
@@ -346,8 +348,8 @@ class Writer:
         cuts = np.flatnonzero(~kept & self._goes_on(envs, leaves, kept))
         ends, cut_envs, every = np.cumsum(stored)[cuts], envs[cuts], envs
         if not stored.all():
-            leaves, envs = [_kept(value, stored) for value in leaves], envs[stored]
-            final = None if final is None else [_kept(value, stored) for value in final]
+            leaves, envs = [_rows_where(value, stored) for value in leaves], envs[stored]
+            final = None if final is None else [_rows_where(value, stored) for value in final]
         piece, low = piece_of(self.ring.rows), 0
         for i, end in enumerate([*ends.tolist(), len(envs)]):  # after ``end`` rows comes the i-th interruption
             for start in range(low, end, piece):
@@ -441,5 +443,5 @@ class _Checked(NamedTuple):
     """bool ``[K]``, False for rows that are left out; None if there are none."""
 
 
-def _kept(value: Leaf, kept: Bools) -> Leaf:
+def _rows_where(value: Leaf, kept: Bools) -> Leaf:
     return value[torch.from_numpy(kept)] if isinstance(value, Tensor) else value[kept]

@@ -84,14 +84,10 @@ class StepChecker:
     def __call__(self, step: Mapping[str, object], copier: Copier | None = None) -> Sequence[Leaf]:
         """The leaves of ``step`` in schema order, each ``[N, ...]``.
 
-        A ``copier`` may find at once that all of them fit.
+        A ``copier`` may find at once that all of them fit, once they have their names: a mapping need not be a dict.
         """
-        leaves = None if copier is None else copier.leaves(step)
-        if leaves is not None:
-            return leaves
         values = self._named(step)
-        if copier is not None and self._branches:  # their mappings may be no dicts
-            leaves = copier.leaves(values)
+        leaves = None if copier is None else copier.leaves(values)
         return self._each(values) if leaves is None else leaves
 
     def _named(self, step: Mapping[str, object]) -> tuple[object, ...]:
