@@ -1291,14 +1291,14 @@ MUTATIONS = [
     ),
     Mutation(
         "every epoch has the same order",
-        "rollout/buffer.py",
-        "if order is None or reshuffle else order",
-        "if order is None else order",
+        "rollout/minibatches.py",
+        "if order is None or reshuffle:",
+        "if order is None:",
         "rollout/test_minibatches.py",
     ),
     Mutation(
         "minibatches have steps that are not real",
-        "rollout/buffer.py",
+        "rollout/minibatches.py",
         "return order if rows is None else rows[order]",
         "return order",
         "rollout/test_minibatches.py",
@@ -1412,8 +1412,8 @@ MUTATIONS = [
     Mutation(
         "a new episode goes on with the state of the last one",
         "collect/collector.py",
-        "self._hidden = self._started(states, self._at_start)",
-        "self._hidden = states",
+        "self._hidden = self._started(outcome.states, starts)",
+        "self._hidden = outcome.states",
         "collect/test_inputs.py",
     ),
     Mutation(

@@ -186,7 +186,7 @@ def test_without_the_exchange_of_torch_batches_are_the_same() -> None:
 @pytest.mark.parametrize("kind", SCHEMAS)
 def test_rows_are_read_alike_in_ram_and_on_a_device(kind: str, pack: bool) -> None:
     source, index = rollout(kind), torch.tensor([71, 0, 5, 5])
-    columns = internals.columns(source).select(internals.columns(source).wanted(None))
+    columns = internals.columns(source).select(internals.columns(source).select_paths(None))
     here, there = reading.rows_of(columns, pack), reading.TensorRows(columns, pack)
     for one, other in zip(here.gather(index).items(), there.gather(index).items(), strict=True):
         assert (one[0], one[1].dtype, one[1].shape, bits(one[1])) == (

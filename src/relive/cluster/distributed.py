@@ -306,7 +306,7 @@ class _RankMinibatches:
                 f"blocks={self.blocks!r}: expected a multiple of the {self.ranks.count} ranks, so that a rank's blocks "
                 f"divide its {self.rollout.num_envs} envs"
             )
-        self.paths: list[Path] = self._columns.wanted(fields)
+        self.paths: list[Path] = self._columns.select_paths(fields)
         require_advantage(self.normalizes, self.paths)
         if WEIGHT in self.paths:
             raise FieldError("field 'weight': minibatches of ranks have one of their own; name the others as fields")

@@ -58,6 +58,9 @@ GAE_READS = {
 GAE_WRITES = {"advantage": torch.float32, "return": torch.float32}
 """The columns that ``core.fill_gae`` reads and writes, in the order of its arguments, and their dtypes."""
 
+InPlace = tuple[Callable[[int, float, float], int], Callable[[], object]]
+"""``core.fill_gae`` of the memory of columns, and a call that then counts the two that it wrote as attached."""
+
 STEPS_RULE: Rule = (lambda steps: steps is None or is_whole(steps), "expected a whole number of steps, or None")
 
 
@@ -143,8 +146,8 @@ class RolloutBuffer:
         self.check_ends = True
         self._gae_layout: object = None
         """The layout of the columns that ``_gae_in_place`` belongs to."""
-        self._gae_in_place: Callable[[int, float, float], int] | None = None
-        """``core.fill_gae`` of the memory of these columns; None if GAE cannot be computed in place."""
+        self._gae_in_place: InPlace | None = None
+        """GAE in the memory of these columns; None if it cannot be computed there."""
 
     def __getstate__(self) -> dict[str, object]:
         """For pickle and deepcopy: everything but addresses and the views that :meth:`reserve` returned."""
@@ -230,12 +233,12 @@ class RolloutBuffer:
     def _give_up(self, rows: slice) -> None:
         """Drop the oldest rows, which lie at these places, and note which of their episodes had ended."""
         columns, count, ended = self._columns, rows.stop - rows.start, self._ended
-        columns.doubt_final_values()
-        if self._has_ends and count == 1 and columns.copier is not None:  # as below, in RAM, without tensors
+        columns.forget_preset_final_values()
+        if self._has_ends and count == 1 and columns.copier is not None:  # as below, in RAM, in fewer calls
             terminated, truncated, real = [columns.memory_of((name,))[rows.start] for name in ENDS]
             ended = np.logical_or(terminated, truncated) | (ended > real)
         elif self._has_ends:
-            ended = Flags.of([columns.view((name,), rows) for name in ENDS], ended).ended
+            ended = Flags.of([columns.memory_of((name,))[rows] for name in ENDS], ended).ended
         start = (columns.start + count) % columns.num_steps
         self._ended, columns.start, columns.count = ended, start, columns.count - count  # all or none
 
@@ -284,7 +287,7 @@ class RolloutBuffer:
         if self._reserved:
             raise LifecycleError("add_fields(): rows are reserved; call it before reserve()")
         columns.require_memory({path: leaf for path, leaf in wider.leaves.items() if path not in schema.leaves})
-        columns.__dict__ = columns.extended(wider).__dict__  # all or none: values are told by their position
+        columns.extend(wider)
 
     def reserve(self, steps: int | None = None) -> Batch:
         """The next ``steps`` rows (all that are left, by default) as views ``[steps, N]`` to be written in place.
@@ -309,7 +312,7 @@ class RolloutBuffer:
             columns.detach()  # what was computed of all steps
         self._make_room(count)
         columns.write_bookkeeping(rows, {})
-        columns.doubt_final_values()
+        columns.forget_preset_final_values()
         self._reserved = count
         tensors = {path: columns.view(path, rows) for path in columns.own}
         if columns.device.type == "cpu":
@@ -357,8 +360,9 @@ class RolloutBuffer:
         columns = self._columns
         checked = [columns.checked(name, value) for name, value in fields.items()]
         had, self._has_last = self._has_last, False  # a row that is half written does not count
+        row = columns.last_row
         for path, value in columns.apart({path: value for leaves in checked for path, value in leaves.items()}).items():
-            columns.put(path, columns.last_row, value)
+            columns.put(path, row, value)
         self._has_last = had or "value" in fields
 
     def set_final_value(self, steps: object, envs: object, values: object) -> None:
@@ -451,8 +455,10 @@ class RolloutBuffer:
 
     def _flags(self) -> Flags:
         """Where the episodes of the present steps start and end."""
-        leaves = [leaf for name in ENDS for leaf in self._columns.leaves((name,))]
-        return Flags.of([self._columns.ordered(leaf) for leaf in leaves], self._ended)
+        columns, paths = self._columns, [(name,) for name in ENDS]
+        if not self._has_ends:  # they may be attached
+            paths = [leaf for path in paths for leaf in columns.leaves(path)]
+        return Flags.of([columns.flags(path) for path in paths], self._ended)
 
     def _all_ended(self) -> Bools | Tensor:
         """True for each env, where :attr:`_ended` is."""
@@ -472,6 +478,16 @@ class RolloutBuffer:
 
     # -- finishing ----------------------------------------------------------------------------------------------------
 
+    # Plain GAE is computed in place, by a call that is bound to the memory of its columns. That memory changes only
+    # together with `columns.layout`, so the call is bound again where `layout` is another object. All other estimators
+    # go by tensors, as does a rollout that has come round, which lies in two pieces. Where T is 3, and a time limit cut
+    # step 1 off, the value after each step is:
+    #
+    #     step            0          1                 2
+    #     value after it  value[1]   final_value[1]    value[3], the bootstrap row
+    #
+    # No value of another episode is read: value[2] is of the next one. value[3] may be missing only if step 2 ended the
+    # episodes of all envs.
     def finish(self, estimator: Estimator, *, last_value: object = None, partial: bool = False) -> RolloutBuffer:
         """Attach the columns that ``estimator`` computes, such as ``advantage`` and ``return``; returns the buffer.
 
@@ -517,7 +533,7 @@ class RolloutBuffer:
         if in_place is not None and self._gae_in_place is not None and not columns.start:
             if not self._has_last:
                 self._require_all_ended(estimator)
-            self._fill_gae(self._gae_in_place, in_place)
+            self._fill_gae(*self._gae_in_place, in_place)
         else:
             self._attach_estimate(estimator)
         if check is not None:
@@ -530,19 +546,20 @@ class RolloutBuffer:
         """Bind GAE to its columns, if it can read and write them in place."""
         columns, self._gae_in_place = self._columns, None
         memory = columns.in_place(GAE_READS, GAE_WRITES)
+        attach = columns.attaching((ADVANTAGE, RETURN))
         if memory is not None and columns.device.type == "cpu":
-            self._gae_in_place = partial(core.fill_gae, *memory)
+            self._gae_in_place = partial(core.fill_gae, *memory), attach
         elif memory is not None:
             call: Callable[..., object] = partial(gae_in_place, *memory)
             # the memory of a layout stays, so that nothing is copied into a graph or out of it
             if has_graphs(columns.device):
                 call = Graphed(call, columns.device, tuple)
-            self._gae_in_place = partial(_on_device, call, columns, memory[-len(GAE_WRITES) :])
+            self._gae_in_place = partial(_on_device, call, columns, memory[-len(GAE_WRITES) :]), attach
         self._gae_layout = columns.layout  # last: after an interrupt the next call starts again
 
     # Missing final values are found before anything is written, so a call that is refused changes nothing. Other
     # estimators, dtypes and devices go by tensors.
-    def _fill_gae(self, fill: Callable[[int, float, float], int], estimator: GAE) -> None:
+    def _fill_gae(self, fill: Callable[[int, float, float], int], attach: Callable[[], object], estimator: GAE) -> None:
         """Write advantages and returns into their columns, in compiled code; after an error there are none.
 
         An interrupt comes before or after it, so the two columns are both old or both new.
@@ -553,7 +570,7 @@ class RolloutBuffer:
             self._refuse_spoilt(columns.ordered(ADVANTAGE), estimator, (ADVANTAGE, RETURN))
         if wrong >= 0:
             refuse_missing(wrong, columns.num_envs)
-        columns.keep((ADVANTAGE, RETURN))
+        attach()
 
     def _attach_estimate(self, estimator: Estimator) -> None:
         """Call the estimator with tensors, and attach the columns that it returns."""
@@ -579,7 +596,7 @@ class RolloutBuffer:
 
     def _require_column(self, name: str, reader: str) -> None:
         """Refuse an estimator that reads a column which is not there."""
-        if not self._columns.below((name,)):
+        if not self._columns.leaves_under((name,)):
             lacking = unknown_field(name, self._columns.keys(), "this rollout")
             instead = "" if name == "value" else f", or set rollout[{name!r}] first"
             raise FieldError(f"{reader} reads {name!r}: {lacking}. Declare it in the schema{instead}")
@@ -750,31 +767,13 @@ class RolloutBuffer:
         total = columns.num_real(rows)
         if not (is_count(batch_size, 1) and batch_size <= total):
             raise ParameterError(f"sample({batch_size!r}): the rollout holds {total} transitions; ask for 1 to {total}")
-        order = self._permutation(rows)[:batch_size]
+        order = self._permutations.next(total, self.device, rows)[:batch_size]
         return as_batch({path: x.index_select(0, order) for path, x in self._flat_columns(fields).items()})
 
     def _flat_columns(self, fields: tuple[Name, ...] | None) -> dict[Path, Tensor]:
         """Columns of the steps written so far as rows ``t * N + n``."""
-        columns = self._columns.select(self._columns.wanted(fields))
+        columns = self._columns.select(self._columns.select_paths(fields))
         return {path: column.flatten(0, 1) for path, column in columns.items()}
-
-    def _permutation(self, rows: Tensor | None) -> Tensor:
-        """The next permutation of the flat rows that are real."""
-        columns = self._columns
-        total = columns.count * columns.num_envs if rows is None else len(rows)
-        order = self._permutations.next(total, self.device)
-        return order if rows is None else rows[order]
-
-    def _in_order(self, rows: Tensor | None) -> Tensor:
-        """The flat rows that are real in their own order."""
-        return torch.arange(self._columns.num_real(rows), device=self.device) if rows is None else rows
-
-    def _orders(self, rows: Tensor | None, epochs: int, reshuffle: bool) -> Iterator[Tensor]:
-        """The order of each epoch."""
-        order = None
-        for _ in range(epochs):
-            order = self._permutation(rows) if order is None or reshuffle else order
-            yield order
 
     def minibatches(
         self,
@@ -826,15 +825,18 @@ class RolloutBuffer:
             require_reuse("minibatches", reuse)
         rows = columns.real_rows()
         total = columns.count * columns.num_envs if rows is None else len(rows)
-        wanted = columns.wanted(fields)
+        paths = columns.select_paths(fields)
         bounds = parts(total, batch_size, num_batches, drop_last)
         if normalize_advantage:
-            require_advantage(normalize_advantage, wanted)
-        orders = self._orders(rows, epochs, reshuffle) if shuffle else repeat(self._in_order(rows), epochs)
+            require_advantage(normalize_advantage, paths)
+        if shuffle:
+            orders = self._permutations.orders(total, self.device, rows, epochs, reshuffle)
+        else:
+            orders = repeat(torch.arange(total, device=self.device) if rows is None else rows, epochs)
         # On a device only calls count, and those of the second batch pay for packing.
         pack = epochs > 1 or len(bounds) >= (MANY if self.device.type == "cpu" else 2)
         return self._minibatches.batches(
-            wanted,
+            paths,
             bounds,
             orders,
             epochs * len(bounds),
@@ -898,9 +900,9 @@ class RolloutBuffer:
         split = splitter(len(windows), batch_size, num_batches, batch_steps)
         flags = {"shuffle": shuffle, "time_first": time_first, "normalize_advantage": normalize_advantage}
         require("sequences", FLAG_RULE, **flags)
-        wanted = columns.wanted_of_steps(fields)
-        require_advantage(normalize_advantage, wanted)
-        reader = self._reader(wanted, LARGE_FIELD if epochs > 1 else 0)
+        paths = columns.select_sequence_paths(fields)
+        require_advantage(normalize_advantage, paths)
+        reader = self._reader(paths, LARGE_FIELD if epochs > 1 else 0)
         rows = None if length is None else min(length, columns.count)
         orders = (windows[self._order(len(windows), shuffle)] for _ in range(epochs))
         return (
@@ -946,8 +948,8 @@ class RolloutBuffer:
         require("env_batches", COUNT_RULE, epochs=epochs)
         bounds = parts(columns.num_envs, batch_size, num_batches, items="envs")
         windows = plan_windows(self._flags(), None, WHOLE, drop_tail=False, complete=False)
-        padded = columns.wanted_of_steps(sequences)
-        as_stored = columns.wanted_of_steps(fields)
+        padded = columns.select_sequence_paths(sequences)
+        as_stored = columns.select_sequence_paths(fields)
         if fields is None:
             as_stored = [path for path in as_stored if path not in padded]
         readers = self._reader(padded, 0), self._reader(as_stored, 0, with_states=False)
@@ -975,14 +977,14 @@ class RolloutBuffer:
         stride_of(length, "none")  # refuses a wrong length
         steps = columns.count
         size = steps if length is None else length
-        reader = self._reader(columns.wanted_of_steps(fields), 0)
+        reader = self._reader(columns.select_sequence_paths(fields), 0)
         flags = self._flags()
         return (reader.chunk(flags, low, min(low + size, steps)) for low in range(0, steps, size))
 
-    def _reader(self, wanted: list[Path], pack: int, with_states: bool = True) -> WindowReader:
+    def _reader(self, paths: list[Path], pack: int, with_states: bool = True) -> WindowReader:
         """Reads windows of these columns, and of the states if the schema has ``hidden``."""
         states = States(self._columns) if with_states and "hidden" in self.schema else None
-        return WindowReader(self._columns, wanted, states, pack, self._memory)
+        return WindowReader(self._columns, paths, states, pack, self._memory)
 
     def _order(self, count: int, shuffle: bool) -> Ints:
         """The next permutation of ``count`` items, or their own order."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -58,7 +59,8 @@ class Columns:
     The first three exist from the start (``own``).
 
     :meth:`view`, :meth:`write` and :meth:`put` take the place of a row in storage. All other methods count rows from
-    the oldest.
+    the oldest. After 6 steps in columns that wrap, with T = 4, places 0 to 3 hold the steps 4, 5, 2 and 3, ``start`` is
+    2, and the bootstrap row is at place 4.
 
     On the CPU the memory is NumPy's, and every tensor that is handed out is a new one over it. ``share_memory_()`` and
     ``torch.multiprocessing`` move the memory of a tensor: they move that tensor alone, never the columns.
@@ -107,6 +109,7 @@ class Columns:
         self._memory: dict[Path, Any] = {}
         self._dtypes: dict[Path, torch.dtype] = {}
         self._attached: set[Path] = set()
+        """The attached columns; always the same set, as :meth:`attaching` refers to it."""
         self.own = frozenset[Path]()
         """The columns that exist from the start."""
         self.start = self.count = 0
@@ -117,15 +120,18 @@ class Columns:
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    def extended(self, schema: Schema) -> Columns:
-        """These columns over the same memory, with the fields of ``schema``; new columns begin as zeros."""
+    def extend(self, schema: Schema) -> None:
+        """Have the fields of ``schema``; new columns begin as zeros, the others keep their memory.
+
+        Either all attributes change or none, since a step's values are told by their position.
+        """
         made = Columns.__new__(Columns)
         made.__dict__.update(self.__dict__)
         made._set_schema(schema)
-        return made
+        self.__dict__ = made.__dict__  # in one line
 
     def _set_schema(self, schema: Schema) -> None:
-        """Set the attributes that depend on the schema. Dicts are replaced, as :meth:`extended` shares them."""
+        """Set the attributes that depend on the schema. Dicts are replaced, not changed, as :meth:`extend` needs it."""
         self.schema = schema
         """The fields of a step."""
         self.paths: tuple[Path, ...] = tuple(schema.leaves)
@@ -142,7 +148,7 @@ class Columns:
         self._dtypes = self._dtypes | {path: field.dtype for path, field in leaves.items()}
         self.own: frozenset[Path] = frozenset(leaves)
         self._wanted = BoundedCache[tuple[tuple[Name, ...] | None, frozenset[Path]], list[Path]]()
-        """The answers of :meth:`wanted`, by the columns that were asked for and those that were attached."""
+        """The answers of :meth:`select_paths`, by the columns that were asked for and those that were attached."""
         self._note_memory()
 
     # What changes the memory of columns changes it in one line, for the same reason: an exception in between would have
@@ -230,8 +236,8 @@ class Columns:
             found.append(memory)
         return found
 
-    def memory_of(self, path: Path) -> Array:
-        """The memory ``[T + 1, N, ...]`` of a column in RAM; it is the column's while ``layout`` is the same object."""
+    def memory_of(self, path: Path) -> Any:
+        """The memory ``[T + 1, N, ...]`` of a column: an array in RAM, or a tensor; while ``layout`` is one object."""
         return self._memory[path]
 
     # -- rows ---------------------------------------------------------------------------------------------------------
@@ -301,11 +307,11 @@ class Columns:
     ) -> tuple[tuple[tuple[Path, tuple[int, ...], torch.dtype], ...], dict[Path, Array]]:
         """Columns in RAM as batches are read of them: path, shape and dtype, and :meth:`rows`, of each."""
         memory, dtypes, total = self._memory, self._dtypes, self.count * self.num_envs
-        facts = tuple([(path, tuple(memory[path].shape[2:]), dtypes[path]) for path in paths])
+        leaves = tuple([(path, tuple(memory[path].shape[2:]), dtypes[path]) for path in paths])
         if not self.in_one_piece:
-            return facts, {path: self.rows(path) for path in paths}
+            return leaves, {path: self.rows(path) for path in paths}
         written = slice(self.start, self.start + self.count)
-        return facts, {path: memory[path][written].reshape(total, *shape) for path, shape, _ in facts}
+        return leaves, {path: memory[path][written].reshape(total, *shape) for path, shape, _ in leaves}
 
     def with_last(self, path: Path) -> Tensor:
         """The written rows and the bootstrap row, ``[T + 1, N, ...]``."""
@@ -378,7 +384,7 @@ class Columns:
         return tuple(dict.fromkeys([path[0] for path in self.present]))
 
     def __contains__(self, name: Name) -> bool:
-        return bool(self.below(_path(name)))
+        return bool(self.leaves_under(_path(name)))
 
     def __getitem__(self, name: Name) -> Any:
         """A column ``[T, N, ...]`` of the steps written so far, oldest first; a batch if it is nested."""
@@ -389,7 +395,7 @@ class Columns:
         inner = {leaf[len(path) :]: self.ordered(leaf) for leaf in leaves}
         return as_batch(inner)
 
-    def below(self, path: Path) -> list[Path]:
+    def leaves_under(self, path: Path) -> list[Path]:
         """The present leaves at or below a path."""
         if path in self.own or path in self._attached:
             return [path]
@@ -401,14 +407,14 @@ class Columns:
         Raises:
             FieldError: there is none.
         """
-        leaves = self.below(path)
+        leaves = self.leaves_under(path)
         if not leaves:
             message = unknown_field(path, self.keys(), "this rollout")
             members = [leaf[: leaf.index(path[-1], 1) + 1] for leaf in self.present if path[-1] in leaf[1:]]
             raise FieldError(f"{message}. A member is named by its path, {members[0]}" if members else message)
         return leaves
 
-    def wanted(self, fields: tuple[Name, ...] | None) -> list[Path]:
+    def select_paths(self, fields: tuple[Name, ...] | None) -> list[Path]:
         """The leaves of a batch with these columns, each once; by default all but the bookkeeping.
 
         Raises:
@@ -418,25 +424,25 @@ class Columns:
         try:
             found = self._wanted.get(key)
         except TypeError:  # it cannot be hashed, as names and tuples of them can
-            return self._asked(fields)
-        return self._wanted.keep(key, self._asked(fields)) if found is None else found
+            return self._named(fields)
+        return self._wanted.keep(key, self._named(fields)) if found is None else found
 
-    def _asked(self, fields: tuple[Name, ...] | None) -> list[Path]:
-        """The leaves of :meth:`wanted`, found by their names."""
+    def _named(self, fields: tuple[Name, ...] | None) -> list[Path]:
+        """The leaves of :meth:`select_paths`, found by their names."""
         if fields is None and (leaves := [path for path in self.present if path[0] not in BOOKKEEPING]):
             return leaves
         if not fields or isinstance(fields, str):
             raise FieldError(f"fields={fields!r}: pass a tuple of column names, such as ('obs', 'action')")
         return list(dict.fromkeys([leaf for name in fields for leaf in self.leaves(_path(name))]))
 
-    def wanted_of_steps(self, fields: tuple[Name, ...] | None) -> list[Path]:
+    def select_sequence_paths(self, fields: tuple[Name, ...] | None) -> list[Path]:
         """The leaves of a batch of sequences, without ``hidden``, ``is_start`` and ``mask``, which all of them have."""
         always = "hidden", "is_start", "mask"
         if isinstance(fields, tuple) and fields:
             fields = tuple(name for name in fields if _path(name)[0] not in always)
             if not fields:
                 return []
-        return [path for path in self.wanted(fields) if path[0] not in always]
+        return [path for path in self.select_paths(fields) if path[0] not in always]
 
     # -- attached columns ---------------------------------------------------------------------------------------------
 
@@ -454,10 +460,10 @@ class Columns:
         fitted = {_path(name): self._fitted(_path(name), column) for name, column in columns.items()}
         fitted = self.apart(fitted)  # a column may be another one, or itself a step further
         # They count as attached once all are written: an interrupted call leaves no column half new.
-        self._attached -= fitted.keys()
+        self._attached.difference_update(fitted)
         for path, column in fitted.items():
             self._fill(path, column)
-        self.keep(fitted)
+        self.mark_attached(fitted)
 
     def _fitted(self, path: Path, column: object) -> Tensor:
         """A column as it is stored, or an error."""
@@ -480,7 +486,7 @@ class Columns:
             raise FieldError(
                 f"column '{dotted(path)}': '{dotted(outer)}' is a column without members; pick another name"
             )
-        elif path not in self._attached and self.below(path):
+        elif path not in self._attached and self.leaves_under(path):
             raise FieldError(f"column '{dotted(path)}' is nested; set its members, such as {self.leaves(path)[0]}")
         if tuple(fitted.shape) != expected:
             raise ShapeError(
@@ -505,13 +511,17 @@ class Columns:
         # In one line: after an interrupt, whoever noted the old address must see another layout.
         self.layout, self._dtypes[path], self._memory[path] = object(), dtype, made
 
-    def keep(self, paths: Iterable[Path]) -> None:
+    def mark_attached(self, paths: Iterable[Path]) -> None:
         """Count columns, all of whose rows are written, as attached to the present steps."""
-        self._attached |= {*paths} - self.own
+        self._attached.update({*paths} - self.own)
+
+    def attaching(self, paths: Iterable[Path]) -> Callable[[], object]:
+        """:meth:`mark_attached` of these columns as a call of its own, while ``layout`` is the same object."""
+        return partial(self._attached.update, {*paths} - self.own)
 
     def drop(self, paths: Iterable[Path]) -> None:
         """Forget columns that were attached."""
-        self._attached -= {*paths}
+        self._attached.difference_update(paths)
 
     def detach(self) -> None:
         """Forget all columns that were attached."""
@@ -539,21 +549,21 @@ class Columns:
         written = self._preset_at.get(path)
         return written is not None and written == self._memory[path]._version
 
-    def doubt_final_values(self) -> None:
+    def forget_preset_final_values(self) -> None:
         """Final values may be written, or were, by what torch does not count."""
         self._preset_at.pop(("final_value",), None)
 
     def has_mask(self) -> bool:
         """True if any step is not real; waits for a device unless :attr:`is_real`."""
-        return not self.is_real and not self._flags(("mask",)).all()
+        return not self.is_real and not self.flags(("mask",)).all()
 
     def has_truncations(self) -> bool:
         """True if any step was truncated, so that its final value is read."""
-        return bool(self._flags(("truncated",)).any())
+        return bool(self.flags(("truncated",)).any())
 
-    def _flags(self, path: Path) -> Leaf:
-        """The written rows of a column of flags: in RAM an array, as NumPy tests many at once, elsewhere a tensor."""
-        return self.rows(path) if self._on_host else self.ordered(path)
+    def flags(self, path: Path) -> Leaf:
+        """The written rows ``[T, N]`` of a column of flags: in RAM an array, as NumPy tests many at once."""
+        return self.rows(path).reshape(self.count, self.num_envs) if self._on_host else self.ordered(path)
 
     def real_rows(self) -> Tensor | None:
         """The flat rows ``t * N + n`` of the real transitions; None if all are."""
@@ -573,15 +583,11 @@ class Columns:
         """The number of real transitions, given the flat rows that :meth:`real_rows` returned."""
         return self.count * self.num_envs if rows is None else len(rows)
 
-    # -- batches and states -------------------------------------------------------------------------------------------
+    # -- batches ------------------------------------------------------------------------------------------------------
 
     def select(self, paths: Iterable[Path]) -> dict[Path, Tensor]:
         """Columns ``[T, N, ...]`` of the steps written so far, oldest first."""
         return {path: self.ordered(path) for path in paths}
-
-    def states(self) -> dict[Path, Tensor]:
-        """The recurrent states, ``[T, N, ...]``."""
-        return self.select(path for path in self.paths if path[0] == "hidden")
 
 
 def _path(name: Name) -> Path:

@@ -76,18 +76,28 @@ class Permutations:
         self.draws += count
         return self.draws - count
 
-    def next(self, count: int, device: torch.device | None = None) -> Tensor:
-        """The next permutation of ``count`` items, on a device; in RAM if None."""
+    def next(self, count: int, device: torch.device | None = None, rows: Tensor | None = None) -> Tensor:
+        """The next permutation of ``count`` items, by their numbers or as ``rows`` has them; on a device, or in RAM."""
         if device is None or device.type == "cpu":  # as `core.permutation` makes it, in a call less
-            order = np.empty(count, np.int64)
-            core.permute(self.seed, self.draws, order)
-            self.draws += 1
-            return torch.from_numpy(order)
-        if self._graphed is None and has_graphs(device):
-            self._graphed = Graphed(core.permute_on_device, device, tuple)
-        made = core.permutation(count, self.seed, self.draws, device, self._graphed)
+            numbers = np.empty(count, np.int64)
+            core.permute(self.seed, self.draws, numbers)
+            order = torch.from_numpy(numbers)
+        else:
+            if self._graphed is None and has_graphs(device):
+                self._graphed = Graphed(core.permute_on_device, device, tuple)
+            order = core.permutation(count, self.seed, self.draws, device, self._graphed)
         self.draws += 1
-        return made
+        return order if rows is None else rows[order]
+
+    def orders(
+        self, count: int, device: torch.device, rows: Tensor | None, epochs: int, reshuffle: bool
+    ) -> Iterator[Tensor]:
+        """The order of each epoch: a new permutation, as :meth:`next` gives it, or that of the first epoch again."""
+        order = None
+        for _ in range(epochs):
+            if order is None or reshuffle:
+                order = self.next(count, device, rows)
+            yield order
 
 
 def parts(
@@ -133,13 +143,13 @@ def parts_by_steps(lengths: NDArray[np.int64], batch_steps: int) -> list[tuple[i
     return bounds
 
 
-def require_advantage(normalize_advantage: bool, wanted: list[Path]) -> None:
+def require_advantage(normalize_advantage: bool, paths: list[Path]) -> None:
     """Refuse to normalise an advantage that is not among the columns.
 
     Raises:
         FieldError: there is no such column.
     """
-    if normalize_advantage and ADVANTAGE not in wanted:
+    if normalize_advantage and ADVANTAGE not in paths:
         raise FieldError(
             "normalize_advantage: this batch has no 'advantage'; call finish(...) first, and name it if you pass fields"
         )
@@ -166,7 +176,7 @@ class Minibatches:
 
     def batches(
         self,
-        wanted: list[Path],
+        paths: list[Path],
         bounds: list[tuple[int, int]],
         orders: Iterator[Tensor],
         count: int,
@@ -177,7 +187,7 @@ class Minibatches:
         """Epoch after epoch, the minibatches of its order.
 
         Args:
-            wanted: the columns.
+            paths: the columns.
             bounds: (begin, end) of each minibatch in an order.
             orders: the flat rows ``t * N + n`` of each epoch, int64.
             count: the minibatches of all epochs.
@@ -189,7 +199,7 @@ class Minibatches:
 
         def batches(rows: ArrayRows | TensorRows | None = None, standing: Any = None) -> Iterator[Batch]:
             if rows is None:
-                rows = self._rows(wanted, pack)
+                rows = self._rows(paths, pack)
             for order in orders:
                 places: Any = rows.places(order)
                 for low, high in bounds:
@@ -199,34 +209,34 @@ class Minibatches:
                     yield batch
 
         def start() -> tuple[Callable[[Any], Iterator[Batch]], Spare, Callable[[Reuse], Any]]:
-            rows = self._rows(wanted, pack)
+            rows = self._rows(paths, pack)
             return partial(batches, rows), rows.spare, rows.standing
 
         # rows are packed for the first minibatch, not by this call: columns may change until then
         return in_turn(start, count, reuse) if reuse else batches()
 
-    def _rows(self, wanted: list[Path], pack: bool) -> ArrayRows | TensorRows:
+    def _rows(self, paths: list[Path], pack: bool) -> ArrayRows | TensorRows:
         """The rows of a pass."""
         columns = self._columns
         if columns.device.type != "cpu":
-            return TensorRows(columns.select(wanted), pack)
+            return TensorRows(columns.select(paths), pack)
         if self._layout is not columns.layout:
             self._sources.clear()
             self._layout = columns.layout
-        key = (*wanted,), pack, columns.start, columns.count
+        key = (*paths,), pack, columns.start, columns.count
         source = self._sources.get(key)
         if source is None:
             lines = pack and columns.num_steps * columns.num_envs <= FEW_ROWS
-            facts, arrays = columns.sources(wanted)
-            source = _form_of(facts, lines=lines), arrays, Spare()
+            leaves, arrays = columns.sources(paths)
+            source = _form_of(leaves, lines=lines), arrays, Spare()
             if columns.in_one_piece:  # else they are copies
                 self._sources.keep(key, source)
         form, arrays, spare = source
         return ArrayRows(form, arrays, pack, self._memory, spare)
 
-    def reader(self, wanted: list[Path], pack: bool) -> Callable[[Tensor], dict[Path, Tensor]]:
+    def reader(self, paths: list[Path], pack: bool) -> Callable[[Tensor], dict[Path, Tensor]]:
         """A function that reads the rows of an index (flat rows, int64 ``[B]``); ``pack`` as in :func:`rows_of`."""
-        return self._rows(wanted, pack).gather
+        return self._rows(paths, pack).gather
 
 
 def rows_of(

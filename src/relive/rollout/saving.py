@@ -52,7 +52,7 @@ def save(
     """
     described, learner = to_json(extra)
     further = {name: field for (name,), field in columns.further.items()}
-    facts = {
+    content = {
         "kind": KIND,
         "schema": json.loads(columns.schema.to_json()),
         "num_steps": columns.num_steps,
@@ -75,13 +75,13 @@ def save(
     if background:
         groups = list(map(persist.detached, groups))
         target = disk.target(path).absolute()  # the process may change its directory meanwhile
-        return persist.SaveHandle(path, lambda: persist.update(target, lambda _: persist.NewSave(groups, facts)))
-    persist.update(path, lambda present: persist.NewSave(groups, facts))
+        return persist.SaveHandle(path, lambda: persist.update(target, lambda _: persist.NewSave(groups, content)))
+    persist.update(path, lambda present: persist.NewSave(groups, content))
     return persist.SaveHandle(path)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Mapping[str, object], Any]:
-    """The tensors and the facts of a rollout's save, and the learner's state in it.
+    """The tensors and the content of a rollout's save, and the learner's state in it.
 
     Raises:
         FileFormatError: there is no save, or it is damaged, or of something else.

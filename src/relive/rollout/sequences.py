@@ -49,23 +49,17 @@ class Flags(NamedTuple):
     ended: Bools | Tensor
 
     @classmethod
-    def of(cls, columns: Sequence[Tensor], ended: Any) -> Flags:
-        """The flags of the columns :data:`ENDS`, ``[T, N]`` each; on a device without waiting for it.
+    def of(cls, columns: Sequence[Any], ended: Any) -> Flags:
+        """The flags of the columns :data:`ENDS`, arrays or tensors ``[T, N]``; on a device without waiting for it.
 
         Args:
             columns: the columns.
             ended: ``[N]``, True if the episode before the first row had ended.
         """
-        if not columns[0].is_cpu:
-            terminated, truncated, real = columns
-            done = terminated | truncated
+        terminated, truncated, real = columns
+        done = terminated | truncated
+        if isinstance(done, Tensor):
             return cls(done, real, *core.episodes_on_device(done, real, ended))
-        terminated, truncated, real = (as_host(column) for column in columns)
-        return cls.of_arrays(terminated | truncated, real, ended)
-
-    @classmethod
-    def of_arrays(cls, done: Bools, real: Bools, ended: Bools) -> Flags:
-        """The flags of ``done`` and ``real``, bool ``[T, N]``, after an episode that had ``ended`` or not, ``[N]``."""
         done, real = (np.ascontiguousarray(x) for x in (done, real))
         starts, ended = np.empty(real.shape, np.bool_), ended.copy()
         core.episode_starts(*(x.view(np.uint8) for x in (done, real, ended, starts)))
@@ -116,7 +110,7 @@ class WindowReader:
 
     Args:
         columns: of the rollout.
-        wanted: which of them to read, without the hidden states.
+        paths: which of them to read, without the hidden states.
         states: the hidden states, if there are any.
         pack: first pack the fields of at most this many bytes side by side, env by env. This costs one pass over them;
             each window is then one run of bytes. On a device all but large fields are packed, as calls are what counts.
@@ -128,20 +122,18 @@ class WindowReader:
 
     num_steps: int
 
-    def __init__(
-        self, columns: Columns, wanted: list[Path], states: States | None, pack: int, memory: Recycled
-    ) -> None:
-        self._columns, self._states, self._schema = columns.select(wanted), states, columns.schema
+    def __init__(self, columns: Columns, paths: list[Path], states: States | None, pack: int, memory: Recycled) -> None:
+        self._columns, self._states, self._schema = columns.select(paths), states, columns.schema
         self.num_steps, self._envs, self._device = columns.count, columns.num_envs, columns.device
         self._on_host, self._memory = self._device.type == "cpu", memory
-        for name in {path[0] for path in wanted} & {"lengths", "burn_in", "env", "start", "done"}:
+        for name in {path[0] for path in paths} & {"lengths", "burn_in", "env", "start", "done"}:
             raise FieldError(
                 f"field '{name}': batches of sequences have another one of this name; pick others: fields=..."
             )
         self._fields = {path: Field(tuple(column.shape[2:]), column.dtype) for path, column in self._columns.items()}
         most = pack if self._on_host else LARGE_FIELD
         self._layout = RowLayout({path: field for path, field in self._fields.items() if field.nbytes <= most})
-        self._unpacked = {path: self._source(path) for path in wanted if path not in self._layout.fields}
+        self._unpacked = {path: self._source(path) for path in paths if path not in self._layout.fields}
 
     def _source(self, path: Path) -> WindowSource:
         """A column as it lies, time by time: the next step of an env is N rows further."""
@@ -192,13 +184,13 @@ class WindowReader:
         table = self._table(windows)
         lengths = table[0]
         # Compiled code takes arrays, and each row of this table is one.
-        facts = table if self._on_host else _sent(table, self._device)
+        there = table if self._on_host else _sent(table, self._device)
         for low, high in bounds:
             most = rows or int(lengths[low:high].max())
-            yield self._batch(facts[:, low:high], most, time_first, normalize_advantage)
+            yield self._batch(there[:, low:high], most, time_first, normalize_advantage)
 
     def _table(self, windows: Ints) -> Ints:
-        """Seven facts of each window that batches need, ``[7, K]``: one slice of a table is quicker than seven."""
+        """Seven numbers of each window that batches need, ``[7, K]``: one slice of a table is quicker than seven."""
         env, start, length, origin, begins = windows.T
         # packed rows lie env by env, columns and states time by time
         packed, row = env * self.num_steps + start, start * self._envs + env
@@ -316,7 +308,8 @@ class States:
     """
 
     def __init__(self, columns: Columns) -> None:
-        self._columns = {path: column.flatten(0, 1) for path, column in columns.states().items()}
+        states = columns.select(path for path in columns.paths if path[0] == "hidden")
+        self._columns = {path: column.flatten(0, 1) for path, column in states.items()}
         self._rows: dict[Path, tuple[NDArray[np.uint8], tuple[core.Fields]]] = {}
         """The columns in RAM as bytes, ``[T * N, W]``, and their field."""
         for path, column in self._columns.items():
