@@ -291,7 +291,6 @@ class Collector:
         self._begin()
         began, before = time.perf_counter(), self.total_steps
         self._play(count, progress)
-        self._vector.left = self._vector.shown()
         self._under_way = False
         seconds, steps = time.perf_counter() - began, self.total_steps - before
         if self._sums is not None:
@@ -331,7 +330,6 @@ class Collector:
         self._begin()
         self._chunks.begin(num_steps)
         self._play(num_steps, progress)
-        self._vector.left = self._vector.shown()
         chunk = self._chunks.end()
         self._under_way = False  # not before: the next chunk must not follow one that Ctrl-C loses
         return chunk
@@ -345,9 +343,10 @@ class Collector:
         """Reset the envs if that is due; else require that their episodes are still this collector's."""
         if not self._obs:
             self.reset(seed=None if self._was_reset else self.seed)
-        else:  # a learned initial state may have changed since the last collection
+        else:
             self._vector.require_own()
-            self._hidden = self._started(self._hidden, self._at_start)
+            if self._hidden:  # a learned initial state may have changed since the last collection
+                self._hidden = self._started(self._hidden, self._at_start)
 
     def _give_up(self) -> None:
         """Make the next collection reset the envs, which may be a step ahead of what is stored."""
@@ -448,17 +447,17 @@ class Collector:
         self._ended: list[Ended] = []
         self._finals: list[_Final] = []
         sink = self._sink
-        with progress_bar(count, progress) as tick:
+        with progress_bar(count, progress) as counted:
             try:
                 self._under_way = True
-                for t in range(count):
+                for t in counted(range(count)):
                     self._step(t, sink)
-                    tick()
                 if isinstance(sink, RolloutBuffer):
                     self._bootstrap(sink, count)
             except BaseException:
                 self._give_up()
                 raise
+        self._vector.left = self._vector.shown()
 
     def _step(self, t: int, sink: Sink) -> None:
         """Play step ``t`` of a collection, and store it: the policy acts, the envs answer, the episodes go on."""
@@ -494,53 +493,36 @@ class Collector:
         if self._last:
             self._last = inputs.last(step, self._last)
 
+        outcome = _Outcome(obs, inputs.obs(obs), info, states, done, cut)
         if self._sums is not None:
-            self._add_of_simulator(self._sums, sink, step, done, cut, obs, info, states)
+            self._add_of_simulator(self._sums, sink, step, outcome)
             return
-        real, after = played, inputs.obs(obs)
+        real = played
         if isinstance(sink, RolloutBuffer):
             if self._has_value and cut.any():
-                real = self._note_finals(t, cut, real, obs, after, info, states)
+                real = self._note_finals(t, outcome, real)
         elif sink.own_next_obs or done.any():
-            step["next_obs"], real = self._next_obs(sink.own_next_obs, done, cut, real, obs, after, info)
+            step["next_obs"], real = self._next_obs(sink.own_next_obs, outcome, real)
         if not real.all():
             step["mask"] = real
         sink.add(step)  # before anything goes on: a step that does not fit ends the collection here
 
         self._count_episodes(reward if type(reward) is np.ndarray else as_host(reward), played, done)
-        self._go_on(after, info, done, states)
+        self._carry_over(outcome)
 
-    def _add_of_simulator(
-        self,
-        sums: EpisodeSums,
-        sink: Sink,
-        step: dict[str, Any],
-        done: Tensor,
-        cut: Tensor,
-        obs: object,
-        info: Info,
-        states: Leaves,
-    ) -> None:
-        """Store a step of a simulator, and let the episodes go on. No operation waits for its device.
+    def _add_of_simulator(self, sums: EpisodeSums, sink: Sink, step: dict[str, Any], outcome: _Outcome) -> None:
+        """Store a step of a simulator, whose fields are completed here, and let the episodes go on.
 
-        Args:
-            sums: adds up the rewards of the episodes.
-            sink: where the step goes.
-            step: its fields, which are completed here.
-            done: the envs whose episode ended, ``[N]``.
-            cut: those that were truncated and not terminated, ``[N]``.
-            obs: the observations that the step returned.
-            info: the info that the step returned.
-            states: the hidden states after the step, ``[N, ...]``.
+        No operation waits for its device. ``sums`` adds up the rewards of the episodes.
 
         Raises:
             EnvError: an env hides the final observation of a truncated episode, which is required.
         """
-        inputs, before, after = self._inputs, self._obs, self._inputs.obs(obs)
-        done, cut = done.to(inputs.device), cut.to(inputs.device)
+        inputs, info, after = self._inputs, outcome.info, outcome.after
+        done, cut = outcome.done.to(inputs.device), outcome.cut.to(inputs.device)
         if self._has_value or not isinstance(sink, RolloutBuffer):
             final, hidden = self._vector.final_tensors(cut, info)
-            true_next = inputs.true_next(final, done, after, before)
+            true_next = inputs.true_next(final, done, after, self._obs)
             if final is not None and self._finals_check is not None:
                 self._check_tensors(self._finals_check, cut, true_next, after)
             if hidden is not None:
@@ -549,12 +531,12 @@ class Collector:
                 step["next_obs"] = inputs.as_given(true_next)
             elif final is not None:
                 known = inputs.final_info(final_info(info), self._last)
-                value = _ask(self.value_fn, inputs.as_given(true_next), inputs.keywords(states, known))
+                value = _ask(self.value_fn, inputs.as_given(true_next), inputs.keywords(outcome.states, known))
                 step["final_value"] = value.where(shaped_as(cut, value), torch.nan)
         sink.add(step)  # before anything goes on: a step that does not fit ends the collection here
         self._ended.append(sums.add(step["reward"], done))
         self.total_steps += inputs.num_envs
-        self._go_on(after, info, done, states)
+        self._carry_over(outcome._replace(done=done))
 
     def _check_tensors(self, check: FinalCheck, cut: Tensor, final: Leaves, after: Leaves) -> None:
         """Look at one of the first steps of a simulator. What another device has found is read with the episodes."""
@@ -563,19 +545,8 @@ class Collector:
         if (cut.is_cpu and not check.warn()) or self._looked == LOOKED:
             self._finals_check = None
 
-    def _note_finals(
-        self, t: int, cut: Bools, real: Bools, obs: object, after: Leaves, info: Info, states: Leaves
-    ) -> Bools:
-        """Note the final observations of step ``t``, to be valued at the end of the collection.
-
-        Args:
-            t: the place of the step in this collection.
-            cut: the envs that the step truncated, ``[N]``.
-            real: the envs that did not ignore their action, ``[N]``.
-            obs: the observations that the step returned.
-            after: the same as leaves ``[N, ...]``.
-            info: the info that the step returned.
-            states: the hidden states after the step, ``[N, ...]``.
+    def _note_finals(self, t: int, outcome: _Outcome, real: Bools) -> Bools:
+        """Note the final observations of step ``t`` of this collection, to be valued at its end.
 
         Returns:
             the rows of ``real`` that do not hide their final observation.
@@ -583,45 +554,39 @@ class Collector:
         Raises:
             EnvError: an env hides the final observation of a truncated episode, which is required.
         """
-        inputs = self._inputs
-        final, details, present = self._vector.final_observations(cut, obs, info)
+        inputs, cut = self._inputs, outcome.cut
+        final, details, present = self._vector.final_observations(cut, outcome.obs, outcome.info)
         envs = np.flatnonzero(cut & present)
         if len(envs):
             where, rows = inputs.rows(envs), inputs.obs_of(final, envs)
             if self._finals_check is not None:
-                self._check_finals(self._finals_check, where, rows, after, cut)
-            memory = {path: x[where] for path, x in states.items()}
+                self._check_finals(self._finals_check, where, rows, outcome)
+            memory = {path: x[where] for path, x in outcome.states.items()}
             known = {path: x[where] for path, x in inputs.final_info(details, self._last).items()}
             self._finals.append(_Final(t, where, _PolicyInputs(rows, memory, known)))
         return real & (~cut | present)
 
-    def _next_obs(
-        self, every: bool, done: Bools, cut: Bools, real: Bools, obs: object, now: Leaves, info: Info
-    ) -> tuple[Tensor | Batch, Bools]:
+    def _next_obs(self, every: bool, outcome: _Outcome, real: Bools) -> tuple[Tensor | Batch, Bools]:
         """The next observations of a step as a replay takes them, and which of its rows are steps.
 
         Args:
             every: True if each row needs its next observation; False if only those that end an episode do.
-            done: the envs whose episode ended, ``[N]``.
-            cut: those that were truncated and not terminated, ``[N]``.
+            outcome: of the step.
             real: the envs that did not ignore their action, ``[N]``.
-            obs: the observations that the step returned.
-            now: the same as leaves ``[N, ...]``.
-            info: the info that the step returned.
 
         Raises:
             EnvError: an env hides the final observation of a truncated episode, which is required. If it is not, the
                 row of that env is left out.
         """
-        inputs, before = self._inputs, self._obs
-        after = dict(now if every else before)
+        inputs, before, done, cut = self._inputs, self._obs, outcome.done, outcome.cut
+        after = dict(outcome.after if every else before)
         if done.any():
-            final, _, present = self._vector.final_observations(cut, obs, info)
+            final, _, present = self._vector.final_observations(cut, outcome.obs, outcome.info)
             real = real & (~cut | present)
             hidden, envs = inputs.rows(done & ~present), np.flatnonzero(done & present)
             where, rows = inputs.rows(envs), inputs.obs_of(final, envs) if len(envs) else {}
             if rows and self._finals_check is not None and cut.any():
-                self._check_finals(self._finals_check, where, rows, now, cut)
+                self._check_finals(self._finals_check, where, rows, outcome)
             for path, x in after.items():
                 # a hidden row is a terminal or is masked, so it is never bootstrapped: any observation will do
                 after[path] = torch.where(shaped_as(hidden, x), before[path], x)
@@ -629,11 +594,10 @@ class Collector:
                     after[path] = after[path].index_copy(0, where, rows[path])
         return inputs.as_given(after), real
 
-    def _check_finals(self, check: FinalCheck, envs: Tensor, final: Leaves, after: Leaves, cut: Bools) -> None:
+    def _check_finals(self, check: FinalCheck, envs: Tensor, final: Leaves, outcome: _Outcome) -> None:
         """Look at the final observations ``[K, ...]`` of ``envs``, one of the first ends in envs that reset at once."""
-        rows = ({path: x[envs] for path, x in leaves.items()} for leaves in (self._obs, after))
-        was, comes = rows
-        check.look(envs, self._inputs.rows(cut)[envs], was, final, comes)
+        before, after = ({path: x[envs] for path, x in leaves.items()} for leaves in (self._obs, outcome.after))
+        check.look(envs, self._inputs.rows(outcome.cut)[envs], before, final, after)
         if not check.warn():
             self._finals_check = None
 
@@ -651,17 +615,10 @@ class Collector:
             self._total_episodes += 1
             self._episode_return[n] = self._episode_length[n] = 0
 
-    def _go_on(self, after: Leaves, info: Info, done: Any, states: Leaves) -> None:
-        """Keep what the policy gets next, and which envs are at the start of an episode.
-
-        Args:
-            after: the observations that the step returned.
-            info: the info that it returned.
-            done: the envs whose episode ended, ``[N]``.
-            states: the hidden states after the step.
-        """
-        inputs, vector = self._inputs, self._vector
-        self._at_start = starts = vector.start(done)
+    def _carry_over(self, outcome: _Outcome) -> None:
+        """Keep what the policy gets next, and which envs are at the start of an episode."""
+        inputs, vector, after, info, done = self._inputs, self._vector, outcome.after, outcome.info, outcome.done
+        self._at_start = starts = vector.ignored if vector.mode == "NextStep" else done
         # after an episode's end no action follows, so its info may be missing
         known = inputs.info(info, vector.informed(done)) if inputs.from_info else {}
         if vector.mode == "Disabled" and done.any():
@@ -675,8 +632,8 @@ class Collector:
             known |= inputs.starts(starts) | self._last
         self._info = known
         self._obs = after
-        if states:
-            self._hidden = self._started(states, self._at_start)
+        if outcome.states:
+            self._hidden = self._started(outcome.states, starts)
 
     def _bootstrap(self, buffer: RolloutBuffer, count: int) -> None:
         """Set the values after a collection of ``count`` steps, in one call of the value function.
@@ -692,8 +649,8 @@ class Collector:
         value = _ask(self.value_fn, inputs.as_given(obs), inputs.keywords(hidden, info))
         buffer.set_last(obs=inputs.as_given(now.obs), value=value[:n])
         if finals:
-            # counted from the newest step, since a rollout that wraps may have dropped old steps
-            steps = torch.cat([torch.full_like(x.envs, buffer.steps - (count - x.step)) for x in finals])
+            first = buffer.steps - count  # below 0 in a rollout that wraps, where old steps may be dropped
+            steps = torch.cat([torch.full_like(x.envs, first + x.step) for x in finals])
             envs, stored = torch.cat([final.envs for final in finals]), steps >= 0
             buffer.set_final_value(steps[stored], envs[stored], value[n:][stored])
 
@@ -701,10 +658,27 @@ class Collector:
 
     def _started(self, states: Leaves, where: Flags) -> Leaves:
         """The states, with the initial state where an episode starts."""
-        if not states or not (isinstance(where, Tensor) or where.any()):
+        if not (isinstance(where, Tensor) or where.any()):
             return states
         initial, rows = self._inputs.initial_states(), self._inputs.rows(where)
         return {path: torch.where(shaped_as(rows, x), initial[path], x) for path, x in states.items()}
+
+
+class _Outcome(NamedTuple):
+    """What a step led to, in all envs."""
+
+    obs: object
+    """The observations that it returned."""
+    after: Leaves
+    """The same as leaves ``[N, ...]``."""
+    info: Info
+    """The info that it returned."""
+    states: Leaves
+    """The hidden states after it, ``[N, ...]``."""
+    done: Any
+    """The envs whose episode ended, bool ``[N]``."""
+    cut: Any
+    """Those that were truncated and not terminated, bool ``[N]``."""
 
 
 class _PolicyInputs(NamedTuple):

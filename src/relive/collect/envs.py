@@ -1,13 +1,17 @@
-"""Vector envs: their owner, their autoreset mode, their final observations and their infos."""
+"""Vector envs: their owner, their autoreset mode, their final observations and their infos.
+
+The last part names what an env returned that its vector env could not hold, after the vector env has failed on it.
+"""
 
 from __future__ import annotations
 
 import inspect
+import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeGuard, cast
+from typing import Any, Literal, NamedTuple, NoReturn, TypeGuard, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import EnvError, EpisodeEndWarning, LifecycleError, NotFiniteError, ParameterError
+from ..errors import EnvError, EpisodeEndWarning, LifecycleError, NotFiniteError, ParameterError, ReliveError
 from ..parameters import Rule, is_count, one_of, require, torch_device
+from ..printable import shown
 from ..steps.arrays import Array, Bools, as_host, to_tensor
 from ..steps.ends import EPISODES_TO_WARN, MOST
-from ..steps.schema import Path, descend, map_leaves
-from .misfits import refuse_misfit
+from ..steps.schema import Path, Schema, descend, dotted, map_leaves
 
 Info = Mapping[str, object]
 """The info of a reset or a step, by name."""
@@ -82,6 +86,16 @@ def final_observations(info: Info, num_envs: int) -> Finals | None:
     return Finals(terminal["observations"], envs, present)
 
 
+# What the envs return around an end, by the mode. Step 3 ends an episode on the final observation f; the next one
+# begins on r, and its first action leads to s:
+#
+#     mode        step 3 returns               step 4 returns         step 5 returns
+#     SAME_STEP   r, and f in the info         s
+#     DISABLED    f; `restart` returns r       s
+#     NEXT_STEP   f                            r, action ignored      s
+#
+# In all modes step 3 leads to f, and an episode begins at r. Under NEXT_STEP step 4 is no step, and its row is masked.
+# Only under SAME_STEP is f elsewhere than the observation; there it may be missing.
 class VectorEnvs:
     """The envs that a collector plays in. It hides the differences between their kinds.
 
@@ -123,7 +137,9 @@ class VectorEnvs:
         self.left: list[object] = []
         """The state that the envs showed when the last collection ended."""
         self.ignored: Bools = np.zeros(self.num_envs, np.bool_)
-        """The envs whose next action is ignored, because NEXT_STEP autoreset resets them."""
+        """The envs that ignored the last action, because NEXT_STEP autoreset made them begin an episode instead."""
+        self._ended = self.ignored
+        """Under NEXT_STEP, the envs whose episode ended with the last step; they ignore the next action."""
         self.takes_tensors = False
         """True if the envs return tensors, and so get their actions as tensors."""
         self._cuts = self._shows = False
@@ -143,7 +159,7 @@ class VectorEnvs:
             refuse_misfit(error)
             raise
         self.takes_tensors = isinstance(_first_leaf(obs), Tensor)
-        self.ignored = np.zeros(self.num_envs, np.bool_)
+        self.ignored = self._ended = np.zeros(self.num_envs, np.bool_)
         return obs, info
 
     def _reset_simulator(self, seed: Seeds, options: dict[str, Any] | None) -> tuple[object, Info]:
@@ -192,17 +208,17 @@ class VectorEnvs:
         if self._watched is None:
             self._watched = _watched(self.envs)
         envs, name, clocks = self._watched
-        facts: list[object] = [clock._elapsed_steps for clock in clocks]
+        state: list[object] = [clock._elapsed_steps for clock in clocks]
         trees: list[Any] = [getattr(envs, name)] if name else []
         while trees:
             tree = trees.pop()
             branch = tree
             if isinstance(tree, np.ndarray):
                 flat = branch.reshape(-1)
-                facts.append(flat[:: len(flat) // SAMPLED + 1].tobytes())
+                state.append(flat[:: len(flat) // SAMPLED + 1].tobytes())
             elif isinstance(tree, dict | tuple):
                 trees += tree.values() if isinstance(tree, dict) else tree
-        return facts
+        return state
 
     def step(self, action: object) -> tuple[object, object, Any, Any, Info]:
         """Make one step in all envs. Returns observations, rewards, ``terminated``, ``truncated`` and info.
@@ -223,7 +239,10 @@ class VectorEnvs:
         if not (terminated.__class__ is truncated.__class__ is np.ndarray):
             terminated, truncated = as_host(terminated), as_host(truncated)
         # copied: the envs may write the next flags into the same memory
-        return obs, reward, terminated.astype(np.bool_), truncated.astype(np.bool_), info
+        terminated, truncated = terminated.astype(np.bool_), truncated.astype(np.bool_)
+        if self.mode == "NextStep":
+            self.ignored, self._ended = self._ended, terminated | truncated
+        return obs, reward, terminated, truncated, info
 
     def _step_simulator(self, action: object) -> tuple[object, Tensor, Tensor, Tensor, Info]:
         answer = self.envs.step(action)
@@ -248,13 +267,6 @@ class VectorEnvs:
         """True for each env, as the flags of a step are."""
         n = self.num_envs
         return np.ones(n, np.bool_) if self.device is None else torch.ones(n, dtype=torch.bool, device=self.device)
-
-    def start(self, done: Any) -> Any:
-        """The envs that begin an episode with the next observation, bool ``[N]``, after those in ``done`` ended one."""
-        if self.mode != "NextStep":
-            return done
-        starts, self.ignored = self.ignored, done
-        return starts
 
     def informed(self, done: Bools) -> Bools:
         """The envs in which an action follows the next observation, so its info must be there."""
@@ -666,3 +678,101 @@ def _first_leaf(tree: Any) -> object:
 
 def _row_of(env: int, rows: object) -> Array:
     return np.asarray(as_host(rows)[env])
+
+
+# -- misfits ----------------------------------------------------------------------------------------------------
+
+COLUMNS = {"_rewards": "reward", "_terminations": "terminated", "_truncations": "truncated"}
+"""The name of a column in Gymnasium's vector env -> the field."""
+
+
+def refuse_misfit(error: Exception) -> None:
+    """Name the field and the space, after a vector env of Gymnasium failed in this process on what an env returned.
+
+    It is read from where the error was raised, so that steps cost nothing. Other errors stay the envs' own.
+
+    Raises:
+        EnvError: a reward or a flag is not one value, or an observation is not as the space says.
+    """
+    if isinstance(error, ReliveError):
+        return
+    walked = list(traceback.walk_tb(error.__traceback__))
+    files = [frame.f_code.co_filename.replace("\\", "/") for frame, _ in walked]
+    held = [k for k, file in enumerate(files) if file.endswith("gymnasium/vector/sync_vector_env.py")]
+    if not held:
+        return
+    frame = walked[held[-1]][0]
+    vector: Any = frame.f_locals.get("self")
+    if held[-1] == len(walked) - 1:  # the vector env itself failed, as it took one env's answer apart
+        line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+        field = next((field for name, field in COLUMNS.items() if f"{name}[" in line), None)
+        if field is not None and isinstance(error, ValueError | TypeError):
+            kind = "float" if field == "reward" else "bool"
+            raise EnvError(
+                f"field '{field}': step() of env {frame.f_locals.get('i')} returned something else than one {kind} "
+                f"({error!s:.200}); return one without a shape, such as {kind}({field}[0]) of an array of shape (1,)"
+            ) from error
+    elif any("gymnasium/vector/utils/" in file for file in files[held[-1] :]):
+        for env, obs in enumerate(getattr(vector, "_env_obs", ())):
+            found = _misfit(vector.single_observation_space, obs, ("obs",))
+            if found is not None:
+                path, space, given = found
+                raise EnvError(
+                    f"field '{dotted(path)}': env {env} returned {given}, but its observation_space has {space!s:.200} "
+                    "there; set observation_space in the env, or in the wrapper that changes the observation, to what "
+                    "reset() and step() return"
+                ) from error
+
+
+def refuse_unlike(obs: object, schema: Schema, error: Exception) -> NoReturn:
+    """Name the first field of an observation of the envs that is not nested as the schema, or is no array.
+
+    Raises:
+        EnvError: with what came; or the error itself, if it is another one.
+    """
+    for path, leaf in schema.leaves.items():
+        if path[0] != "obs":
+            continue
+        try:
+            given: Any = descend(obs, path[1:])
+            fits = not isinstance(given, Mapping) and np.asarray(given).dtype != object
+        except (KeyError, IndexError, ValueError, TypeError):
+            given, fits = obs, False
+        if not fits:
+            raise EnvError(
+                f"field '{dotted(path)}': the envs returned {_kind(given)}, but the schema, which follows their "
+                f"observation_space, has {leaf!r} there; set observation_space to what reset() and step() return, and "
+                "make the schema again"
+            ) from error
+    raise error
+
+
+def _misfit(space: object, obs: Any, path: Path) -> tuple[Path, object, str] | None:
+    """The first leaf that is not as its space, with the space and what came; None if all are."""
+    members: Any = obs
+    spaces: Any = getattr(space, "spaces", None)
+    if spaces is not None:
+        by_name = hasattr(spaces, "keys")
+        if not isinstance(obs, Mapping if by_name else tuple | list):
+            return path, space, _kind(obs)
+        for key, inner in spaces.items() if by_name else enumerate(spaces):
+            try:
+                member = members[key]
+            except (KeyError, IndexError):
+                return (*path, str(key)), inner, f"none in {_kind(obs)}"
+            found = _misfit(inner, member, (*path, str(key)))
+            if found is not None:
+                return found
+        return None
+    shape = getattr(space, "shape", None)
+    same = shape is None or (not isinstance(obs, Mapping) and np.shape(obs) == shape)
+    return None if same else (path, space, _kind(obs))
+
+
+def _kind(given: Any) -> str:
+    """A value in words."""
+    names: Any = given
+    if isinstance(given, Mapping):
+        return f"a {given.__class__.__name__} of {shown(list(names), 200)}"
+    shape = getattr(given, "shape", None)
+    return type(given).__name__ if shape is None else f"an array of shape {tuple(shape)}"

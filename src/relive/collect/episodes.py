@@ -31,7 +31,7 @@ class EpisodeSums:
     def __init__(self, num_envs: int, device: torch.device, kept: int) -> None:
         real = torch.float32 if device.type == "mps" else torch.float64
         self._reward, self._length = self._zeros(num_envs, real, device), self._zeros(num_envs, torch.int64, device)
-        self._kept: Ended = self._zeros(kept, real, device), self._zeros(kept, torch.int64, device)
+        self._newest: Ended = self._zeros(kept, real, device), self._zeros(kept, torch.int64, device)
         self._total = self._zeros(1, torch.int64, device)
         self._steps: list[Ended] = []
 
@@ -60,12 +60,12 @@ class EpisodeSums:
         """Keep only the newest episodes."""
         if not self._steps:
             return
-        total, kept = self._total, len(self._kept[0])
-        returns, lengths = (torch.cat(column) for column in zip(self._kept, *self._steps, strict=True))
+        total, kept = self._total, len(self._newest[0])
+        returns, lengths = (torch.cat(column) for column in zip(self._newest, *self._steps, strict=True))
         places = torch.arange(1, len(lengths) + 1, device=lengths.device)
         newest = (places * (lengths > 0)).topk(kept).indices.flip(0)
         # one line, so that Ctrl-C leaves nothing half
-        self._kept, self._total, self._steps = (
+        self._newest, self._total, self._steps = (
             (returns[newest], lengths[newest]),
             total + (lengths[kept:] > 0).sum(),
             [],
@@ -74,7 +74,7 @@ class EpisodeSums:
     def read(self) -> tuple[list[float], list[int], int]:
         """The returns and lengths of the newest episodes, in order, and how many have ended; waits for the device."""
         self._fold()
-        returns, lengths, _ = read_ended([self._kept])
+        returns, lengths, _ = read_ended([self._newest])
         return returns, lengths, int(self._total)
 
 

@@ -17,8 +17,19 @@ from ..parameters import Rule, is_names, require
 from ..steps.arrays import NO_DTYPE, NUMPY_DTYPES, Bools, Leaf, as_host, check_castable, is_plain, to_tensor
 from ..steps.checker import StepChecker
 from ..steps.schema import Field, Path, Schema, descend, dotted, unknown_field
-from .envs import FinalCheck, Finals, Flags, Info, copied, final_info, info_field, is_by_env, member, pick
-from .misfits import refuse_unlike
+from .envs import (
+    FinalCheck,
+    Finals,
+    Flags,
+    Info,
+    copied,
+    final_info,
+    info_field,
+    is_by_env,
+    member,
+    pick,
+    refuse_unlike,
+)
 
 Leaves = dict[Path, Tensor]
 

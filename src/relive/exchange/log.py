@@ -302,10 +302,8 @@ Item = TypeVar("Item")
 
 def with_progress(items: Iterable[Item], doing: str, unit: str) -> Iterator[Item]:
     """The items, with a bar on the terminal that shows how many have come if they take long."""
-    with progress_bar(None, None, doing, unit) as tick:
-        for item in items:
-            yield item
-            tick()
+    with progress_bar(None, None, doing, unit) as counted:
+        yield from counted(items)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

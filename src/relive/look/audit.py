@@ -112,11 +112,10 @@ def audit(
     looks = [(each, options, None) for each, options in rules]
     looks += [(each, (head, *options), head) for each, options in of_heads for head in heads]
     entries: list[Verdict] = []
-    with progress_bar(len(looks), None if len(steps) >= MANY else False, "auditing", "rules") as tick:
-        for each, options, head in looks:
+    with progress_bar(len(looks), None if len(steps) >= MANY else False, "auditing", "rules") as counted:
+        for each, options, head in counted(looks):
             entry = each(steps, *options) if len(steps) else each.lacks("there is no step")
             entries.append(entry if head is None else head.named(entry))
-            tick()
     lacks = list(steps.lacks)
     compared = [entry for (each, *_), entry in zip(looks, entries, strict=True) if each is targets.advantages]
     if batch is not None:

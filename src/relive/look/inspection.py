@@ -373,12 +373,11 @@ def export(inspection: Inspection, path: str | os.PathLike[str], report: Report 
     except RuntimeError as error:
         raise OSError(f"rerun: cannot write '{os.fspath(path)}' ({error})") from error
     times, leaves, left_out = timelines(inspection), leaves_of_steps(inspection.experience), list[str]()
-    with progress_bar(len(leaves), None, "recording", "fields") as tick:
-        for leaf_path, leaf in leaves.items():
+    with progress_bar(len(leaves), None, "recording", "fields") as counted:
+        for leaf_path, leaf in counted(leaves.items()):
             place = "/".join(rerun.escape_entity_path_part(printable(part)) for part in leaf_path)
             if not _send(rerun, recording, place, leaf, inspection.experience.env, times):
                 left_out.append("/".join(leaf_path))
-            tick()
     for finding in report.findings if report is not None else ():
         _log_finding(rerun, recording, finding, _at(rerun, times, rows_of(inspection.experience, finding.examples)))
     recording.disconnect()
