@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..core import build_info
-from ..memory.estimate import free_memory, readable
+from ..memory.estimate import control_groups, free_memory, readable
 from ..memory.graphs import capture
 from ..names import version
 from ..printable import printable
@@ -140,21 +140,13 @@ def threads() -> Facts:
 def _quota() -> float | None:
     """How many cores the control groups of this process leave it; None without a limit."""
     limits: list[float] = []
-    for line in _text("/proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = f"{GROUPS}/cpu" if controllers else GROUPS
-        parts = [part for part in group.split("/") if part]
-        for length in range(len(parts) + 1):  # a limit also holds for all groups below it
-            folder = "/".join([top, *parts[:length]])
-            if controllers:
-                numbers = [_text(f"{folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-            else:
-                numbers = _text(f"{folder}/cpu.max").split()
-            if len(numbers) == 2 and all(number.isdecimal() for number in numbers):  # "max" and -1: no limit
-                limits.append(int(numbers[0]) / int(numbers[1]))
+    for folder, is_v1 in control_groups(_text("/proc/self/cgroup"), "cpu", GROUPS):
+        if is_v1:
+            numbers = [_text(f"{folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        else:
+            numbers = _text(f"{folder}/cpu.max").split()
+        if len(numbers) == 2 and all(number.isdecimal() for number in numbers):  # "max" and -1: no limit
+            limits.append(int(numbers[0]) / int(numbers[1]))
     return min(limits, default=None)
 
 

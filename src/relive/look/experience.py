@@ -229,10 +229,18 @@ class Experience:
 
     @cached_property
     def starts(self) -> Bools:
-        """True where a row is known to be its episode's first, bool ``[S]``."""
+        """True where a row follows the end of an episode, and so is the first of the next one, bool ``[S]``."""
         first = np.zeros(len(self), np.bool_)
         first[1:] = self.ended[:-1] & self.follows[:-1]
         return first
+
+    @property
+    def begun(self) -> Bools:
+        """True where a row is known to be its episode's first, also if it is the first of its env, bool ``[S]``."""
+        if self.step is not None:
+            return self.step == 0
+        first_of_env = np.append(True, self.env[1:] != self.env[:-1])[: len(self)]
+        return self.starts | (first_of_env & self.begins)
 
 
 LONGEST = 20
@@ -570,16 +578,8 @@ def episodes_of(steps: Experience) -> dict[str, Array]:
         "return": sums,
         "terminated": steps.terminated[ends],
         "truncated": truncated[ends],
-        "complete": _begun(steps, starts) & steps.ended[ends],
+        "complete": steps.begun[starts] & steps.ended[ends],
     }
-
-
-def _begun(steps: Experience, starts: Ints) -> Bools:
-    """True where the rows ``starts`` are known to be the first steps of their episodes."""
-    if steps.step is not None:
-        return steps.step[starts] == 0
-    first_of_env = np.append(True, steps.env[1:] != steps.env[:-1])[starts]
-    return steps.starts[starts] | (first_of_env & steps.begins)
 
 
 # -- fields and distributions ------------------------------------------------------------------------------------------

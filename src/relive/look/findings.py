@@ -1,17 +1,27 @@
-"""Finding, Check and Report: the result of an audit, as text, as JSON, and as an exit status."""
+"""Finding, Check and Report: the result of an audit, as text, as JSON, as HTML, and as an exit status.
+
+In order: findings, rules and reports; the HTML of the template ``page.html.j2``, whole pages and parts for notebooks.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from base64 import b64encode
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
-from typing import Generic, Literal, ParamSpec, TypeAlias, get_args
+from functools import cache
+from hashlib import sha256
+from importlib import resources
+from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, TypeAlias, get_args
 
 import numpy as np
 
 from ..printable import printable
 from ..steps.arrays import Array
-from .rendering import rendered
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 Sureness = Literal["certain", "likely", "possible"]
 
@@ -236,3 +246,46 @@ def surest_first(findings: list[Finding]) -> tuple[Finding, ...]:
         surest[key] = min(surest.get(key, sure), sure)
     of_surest = [finding for finding in findings if order.index(finding.sure) == surest[finding.rule, finding.field]]
     return tuple(sorted(of_surest, key=lambda finding: (order.index(finding.sure), -finding.rows)))
+
+
+# -- HTML --------------------------------------------------------------------------------------------------------------
+
+
+def rendered(**values: object) -> str:
+    """The template with values: ``whole`` for a page, ``report`` for an audit; the template names the others."""
+    return _template().render(policy=policy, verdict=verdict, **values)
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment  # torch brings it
+
+    text = resources.files(__package__ or "").joinpath("page.html.j2").read_text(encoding="utf-8")
+    return Environment(autoescape=True, finalize=_shown).from_string(text)
+
+
+def _shown(value: object) -> object:
+    """A value of the page. Text is a name or a sentence; what is safe already is markup."""
+    return printable(value) if type(value) is str else value
+
+
+def policy(*parts: str) -> str:
+    """A Content-Security-Policy for a page of these parts. It loads nothing, and has their styles and scripts alone."""
+
+    def hashes(tag: str) -> str:
+        found = (text for part in parts for text in re.findall(f"<{tag}>(.*?)</{tag}>", part, re.DOTALL))
+        return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in found) or "'none'"
+
+    return (
+        f"default-src 'none'; style-src {hashes('style')}; script-src {hashes('script')}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def verdict(report: Report) -> str:
+    """The result of an audit in a few words."""
+    if not report.findings:
+        return "No mistake was found" if report.rows else "There is no step"
+    sures = [finding.sure for finding in report.findings]
+    words = [f"{sures.count(sure)} {sure}" for sure in dict.fromkeys(sures)]  # the surest come first
+    return f"{' and '.join(words)} {'mistake' if len(sures) == 1 else 'mistakes'}"

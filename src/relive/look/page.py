@@ -20,8 +20,7 @@ from ..names import needed, version
 from ..printable import printable
 from ..steps.arrays import Array, Ints
 from .experience import Experience, facts_of, number, plain, spreads_of
-from .findings import Report
-from .rendering import rendered
+from .findings import Report, rendered
 
 ROWS = 1000
 """The most episodes that a page lists, and the most dots of a chart."""

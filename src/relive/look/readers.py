@@ -23,15 +23,13 @@ from ..files.mapped import is_of_mapped
 from ..files.save import Save
 from ..parameters import is_mapping
 from ..replay.buffer import ReplayBuffer
-from ..replay.durable import copied
+from ..replay.durable import copied, stand_ins
 from ..replay.mixture import Mixture
 from ..ring.ring import Ring
 from ..rollout.buffer import RolloutBuffer
 from ..rollout.saving import KIND
-from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Bools, Ints, as_host
 from ..steps.schema import map_leaves
-from ..views.transitions import Transition
 from .experience import (
     ALIASES,
     ArrayTree,
@@ -117,8 +115,7 @@ def of_save(path: FilePath) -> Experience:
     if content.get("kind") == KIND:
         experience = of_rollout(RolloutBuffer.load(path))
     else:  # a sampler or view that a user wrote is not needed to read the rows
-        sampler = Uniform() if content.get("sampler") is None else None
-        view = Transition() if content.get("view") is None else None
+        sampler, view = stand_ins(content)
         replay = ReplayBuffer.load(path, sampler=sampler, view=view)
         state = monitor_state_in(replay.extra)
         experience = of_replay(replay) if state is None else of_monitor(restored_monitor(replay, state))

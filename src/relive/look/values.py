@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..collect.envs import member
 from ..errors import ParameterError
 from ..printable import shown
 from ..steps.arrays import Array, Bools, Ints, as_host, to_tensor
-from ..steps.schema import Path, dotted, map_leaves
+from ..steps.schema import dotted, map_leaves
 from .continuity import offset_of_ends, stored_ignored_steps
 from .experience import ArrayTree, Experience, Leaves, are_whole, real_numbers, same_rows, tree_of
 from .findings import Finding, Lack, Look, Sureness, found, rule, skip_if
@@ -208,7 +209,7 @@ def outside_space(steps: Experience, spaces: dict[str, object]) -> Look:
     """Observations and actions outside the Gymnasium spaces that are given.
 
     Raises:
-        ParameterError: ``spaces`` has an entry for something else.
+        ParameterError: ``spaces`` has an entry for something else, or lacks the space of a leaf.
     """
     other = sorted(str(name) for name in spaces if name not in ("obs", "action"))
     if other:
@@ -220,7 +221,9 @@ def outside_space(steps: Experience, spaces: dict[str, object]) -> Look:
         if space is None:
             continue
         for path, leaf in group.items():
-            where, inner = dotted((name, *path)), _inner(space, path)
+            where, inner = dotted((name, *path)), member(space, path)
+            if inner is None:
+                raise ParameterError(f"spaces: no space for the stored leaf '{dotted(path)}' in {shown(space, 200)}")
             bad = _outside(inner, leaf, where)
             if name == "next_obs":
                 bad &= ~steps.still
@@ -228,20 +231,6 @@ def outside_space(steps: Experience, spaces: dict[str, object]) -> Look:
                 "check scaling, clipping and the order of wrappers; store what the env was given",
                 bad, field=where)  # fmt: skip
     return len(steps)
-
-
-def _inner(space: Any, path: Path) -> Any:
-    """The space of a leaf of nested Dict and Tuple spaces.
-
-    Raises:
-        ParameterError: the spaces have no such leaf.
-    """
-    try:
-        for key in path:
-            space = space.spaces[int(key) if isinstance(space.spaces, tuple) else key]
-    except (AttributeError, LookupError, ValueError, TypeError) as error:
-        raise ParameterError(f"spaces: no space for the stored leaf '{dotted(path)}' in {shown(space, 200)}") from error
-    return space
 
 
 def _outside(space: Any, leaf: Array, where: str) -> Array:

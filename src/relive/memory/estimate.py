@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -232,22 +232,33 @@ def _free_in_groups(mine: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
     A limit also holds for all groups below it. Inside a container, the group's own path may be missing, and the root
     is the group's directory.
     """
-    free: list[int] = []
     try:
-        lines = _text(mine).splitlines()
+        groups = control_groups(_text(mine), "memory", root)
     except (OSError, ValueError):
         return None
-    for line in lines:
+    free = (_free_in(folder, *(LIMIT_V1 if is_v1 else LIMIT_V2)) for folder, is_v1 in groups)
+    return min((size for size in free if size is not None), default=None)
+
+
+def control_groups(memberships: str, controller: str, root: str) -> Iterator[tuple[str, bool]]:
+    """The folders of the control groups that limit a process, each with whether it is of version 1.
+
+    The limits of all groups above its own hold as well.
+
+    Args:
+        memberships: the text of ``/proc/self/cgroup``.
+        controller: of the limits, such as "memory".
+        root: the folder of all groups.
+    """
+    for line in memberships.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        top, names = (f"{root}/memory", LIMIT_V1) if controllers else (root, LIMIT_V2)
-        # the limits of all groups up to the root hold, so the least of them counts
+        top = f"{root}/{controller}" if controllers else root
         parts = [part for part in group.split("/") if part]
-        paths = ("/".join([top, *parts[:length]]) for length in range(len(parts), -1, -1))
-        free += [size for size in (_free_in(path, *names) for path in paths) if size is not None]
-    return min(free, default=None)
+        for length in range(len(parts), -1, -1):
+            yield "/".join([top, *parts[:length]]), bool(controllers)
 
 
 def _free_in(group: str, limit: str, usage: str, files: str) -> int | None:
