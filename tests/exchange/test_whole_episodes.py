@@ -60,7 +60,8 @@ def converted(target: str) -> Callable[..., Log]:
 
 
 EXPORTERS: dict[str, Callable[..., Log]] = {
-    "to_minari": through_minari, "to_lerobot": through_lerobot, **{f"convert to {name}": converted(name) for name in WRITERS}
+    "to_minari": through_minari, "to_lerobot": through_lerobot,
+    **{f"convert to {name}": converted(name) for name in WRITERS},
 }  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def test_all_steps_are_written_unless_it_is_said(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", EXPORTERS)
 def test_where_no_episode_is_whole_nothing_is_written(name: str, tmp_path: Path) -> None:
     replay = Twin(1, 12).play(".", ".", "|", ".", ".").buffer
-    with pytest.raises((ParameterError, FieldError), match=r"no episode is there from its first step to an end; collect"):
+    with pytest.raises((ParameterError, FieldError), match="no episode is there from its first step to an end"):
         EXPORTERS[name](replay, tmp_path, drop_incomplete=True)
     assert {path.name for path in tmp_path.iterdir()} <= {"save", "minari"}
 

@@ -651,8 +651,8 @@ def to_lerobot(
     Raises:
         ModuleNotFoundError: pyarrow is not installed; or Pillow or PyAV, where ``images`` needs them.
         SchemaError: the transitions have no order, or a field has a dtype or shape that LeRobot does not know.
-        ParameterError: there is no step, or no complete episode, ``fps`` is not a positive whole number, ``task`` is not a text, or there is
-            no picture for ``images``.
+        ParameterError: there is no step, or no complete episode, ``fps`` is not a positive whole number, ``task`` is
+            not a text, or there is no picture for ``images``.
         ShapeError: a picture cannot be a video.
         FileFormatError: something is at the path.
     """

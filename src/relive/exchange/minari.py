@@ -179,9 +179,9 @@ def to_minari(
 
     Minari wants every episode to have an end. If an episode was still running or was interrupted, its last step is
     marked as truncated, with the observation that followed it. So targets are the same, and returns-to-go count as
-    those of episodes that ended: ``drop_incomplete`` leaves such episodes out. Fields other than those of a step become ``infos``, under their paths with dots. As
-    in Minari's own data sets, an episode of k steps has k + 1 of them: the first one, of zeros, stands for the reset.
-    Priorities and indices are not written.
+    those of episodes that ended: ``drop_incomplete`` leaves such episodes out. Fields other than those of a step become
+    ``infos``, under their paths with dots. As in Minari's own data sets, an episode of k steps has k + 1 of them: the
+    first one, of zeros, stands for the reset. Priorities and indices are not written.
 
     Args:
         replay: the replay. Its transitions must be in the order of time.
