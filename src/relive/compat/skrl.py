@@ -28,7 +28,7 @@ from .base import DropIn
 
 __all__ = ["RandomMemory"]
 
-memories: Any = import_module("skrl.memories.torch")
+Host: Any = import_module("skrl.memories.torch").RandomMemory  # its module may have ours in its place later
 
 CURSOR = "relive.cursor"
 """The name in a file of ``memory_index``, ``env_index`` and ``filled``. skrl does not read it."""
@@ -41,7 +41,7 @@ Batches = list[list[Any]]
 """For each minibatch the tensors of the names that were asked for; None for a name that the memory does not have."""
 
 
-class RandomMemory(DropIn, memories.RandomMemory):
+class RandomMemory(DropIn, Host):
     """``skrl.memories.torch.RandomMemory`` with its arguments, and ``seed``.
 
     A step is stored whole or not at all. Sequences never hold both the newest and the oldest steps of a full memory.
@@ -86,8 +86,8 @@ class RandomMemory(DropIn, memories.RandomMemory):
         seed: int | None = None,
     ) -> None:
         require("RandomMemory", COUNT_RULE, memory_size=memory_size, num_envs=num_envs)
-        super().__init__(
-            memory_size=memory_size, num_envs=num_envs, device=device, export=export,
+        Host.__init__(
+            self, memory_size=memory_size, num_envs=num_envs, device=device, export=export,
             export_format=export_format, export_directory=export_directory, replacement=replacement,
         )  # fmt: skip
         self._replacement = replacement
@@ -131,7 +131,7 @@ class RandomMemory(DropIn, memories.RandomMemory):
         """
         known = self.tensors.get(name)
         if known is None or not keep_dimensions or not isinstance(size, list | tuple):
-            return super().create_tensor(name, size=size, dtype=dtype, keep_dimensions=keep_dimensions)
+            return Host.create_tensor(self, name, size=size, dtype=dtype, keep_dimensions=keep_dimensions)
         shape, own = tuple(cast("Sequence[int]", size)), tuple(known.shape[2:])
         if shape != own:
             raise ValueError(f"Tensor size ({shape}) doesn't match the existing one ({own}): '{name}'")
@@ -326,7 +326,7 @@ class RandomMemory(DropIn, memories.RandomMemory):
 
     def _read(self, names: Sequence[str], parts: Sequence[Tensor]) -> Batches:
         """The rows of each part, flat indexes."""
-        rows = self._rows(tuple(names))
+        rows: Any = self._rows(tuple(names))
         found = [rows.at(rows.places(part))[0] for part in parts]
         return [[batch.get(name) for name in names] for batch in found]
 
@@ -353,7 +353,7 @@ class RandomMemory(DropIn, memories.RandomMemory):
             ValueError: another format.
         """
         if format not in ("pt", "npz"):
-            super().save(directory, format=format)
+            Host.save(self, directory, format=format)
             return
         folder = Path(directory or self.export_directory, "memories")
         folder.mkdir(parents=True, exist_ok=True)
