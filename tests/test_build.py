@@ -24,6 +24,10 @@ message("compiler: ${{CMAKE_CXX_COMPILER}}")
 """
 
 
+MACRO = r"\b(?!PyArray_)(_?Py[A-Za-z]+_[A-Z][A-Z_]+)\b(?=\()"
+"""A macro of Python's, as the ones that read a list or a tuple without a check are named."""
+
+
 class Choice(NamedTuple):
     compiler: str
     """What CMake is told to take; empty if it finds it by itself. "refused" if there is none."""
@@ -169,6 +173,14 @@ def test_versions_for_newer_processors_are_asked_of_the_compiler_together_with_t
     assert len(questions) == 3
     for question in questions:
         assert question in asked
+
+
+def test_the_core_uses_no_macro_of_python_that_the_stable_abi_lacks() -> None:
+    """Such as ``PyTuple_GET_ITEM``: it compiles for the Python at hand, and not for the wheel of 3.12 and later."""
+    sources = [*(ROOT / "src" / "core").glob("*.cpp"), *(ROOT / "src" / "core").glob("*.hpp")]
+    used = {(path.name, name) for path in sources for name in re.findall(MACRO, path.read_text(encoding="utf-8"))}
+    assert len(sources) > 10
+    assert used == set()
 
 
 def test_a_wheel_has_the_package_and_no_core_that_another_build_left(build: Any, tmp_path: Path) -> None:

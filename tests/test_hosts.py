@@ -7,14 +7,15 @@ import json
 import sys
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from compat import stable_baselines3_stand_in as stand_in
-from hosts import table
+from hosts import in_place, run, table
 from hosts.in_place import put_in_place
 from hosts.libraries import HOSTS, named
 from hosts.signatures import lacking
@@ -174,10 +175,42 @@ def test_our_class_is_put_wherever_a_module_has_read_the_hosts_and_each_object_o
         monkeypatch.setitem(sys.modules, name, module)
     put_in_place({"host_a:Buffer": (Theirs, Ours)})
     assert [module.Buffer for module in modules.values()] == [Ours, Ours, Theirs]
-    in_place: Any = sys.modules["hosts.in_place"]
     before = in_place.made[0]
     Ours()
     assert in_place.made[0] == before + 1
+
+
+def test_a_test_differs_by_decision_by_its_name_or_by_the_error_that_it_ends_with() -> None:
+    host = replace(HOSTS["velora"], differences={"test_one*[[]a]": "why"}, refusals={"only * rows": "why"})
+    failed = ["test_one[a]", "test_one[b]", "test_two", "test_three", "test_four"]
+    errors = {"test_two": "ParameterError: there are only 3 rows\nto divide", "test_three": "AssertionError"}
+    assert run.split(host, failed, errors) == {
+        "by_decision": ["test_one[a]", "test_two"], "fallen": ["test_one[b]", "test_three", "test_four"]
+    }  # fmt: skip
+
+
+def test_the_errors_of_failed_tests_are_written_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("_outcomes", "_errors"):
+        monkeypatch.setattr(f"hosts.in_place.{name}", {})
+    monkeypatch.setenv("RELIVE_OUTCOMES", str(tmp_path / "outcomes"))
+    crash = SimpleNamespace(reprcrash=SimpleNamespace(message="ValueError: no"))
+    for node, when, outcome, longrepr in (
+        ("good", "call", "passed", None), ("bad", "call", "failed", crash), ("bad", "teardown", "passed", None),
+        ("worse", "setup", "failed", "a text"),
+    ):  # fmt: skip
+        report = SimpleNamespace(nodeid=node, when=when, outcome=outcome, longrepr=longrepr)
+        in_place.pytest_runtest_logreport(report)
+    in_place.pytest_sessionfinish()
+    seen = json.loads((tmp_path / "outcomes").read_text(encoding="utf-8"))
+    assert seen["outcomes"] == {"good": "passed", "bad": "failed", "worse": "failed"}
+    assert seen["errors"] == {"bad": "ValueError: no", "worse": "a text"}
+
+
+def test_a_suite_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it():\n    while True:\n        pass\n", encoding="utf-8")
+    monkeypatch.setattr(run, "CHECKOUTS", tmp_path)
+    monkeypatch.setattr(run, "LONGEST", 0)
+    assert run.tests("some", tmp_path, ["test_it.py"], {}) == {"outcomes": {}, "errors": {}, "made": 0}
 
 
 def test_the_page_has_the_table_of_what_was_tried() -> None:

@@ -279,10 +279,10 @@ Fields::Fields(nb::handle facts, std::size_t width_) : width(width_), given(nb::
         if (field.apart) apart.push_back(field.bytes);
         widest_ = std::max(widest_, static_cast<std::int64_t>(item));
         exchanged_ &= field.dtype.known();
-        auto depth = PyTuple_CheckExact(field.name.ptr()) ? PyTuple_GET_SIZE(field.name.ptr()) : 0;
+        auto depth = PyTuple_CheckExact(field.name.ptr()) ? NB_TUPLE_GET_SIZE(field.name.ptr()) : 0;
         paths_ &= depth > 0;
         for (Py_ssize_t i = 0; i < depth; ++i) {
-            auto name = nb::borrow(PyTuple_GET_ITEM(field.name.ptr(), i));
+            auto name = nb::borrow(NB_TUPLE_GET_ITEM(field.name.ptr(), i));
             if (i + 1 == depth) {
                 field.leaf = name;
                 break;
@@ -583,12 +583,12 @@ nb::object nested(nb::handle given, nb::handle kind, nb::object into, nb::tuple 
     auto batch = into.is_none() ? made() : std::move(into);
     if (!PyDict_Check(batch.ptr())) throw nb::type_error("nested: expected a dict to fill");
     for (auto [path, leaf] : leaves) {
-        auto last_at = PyTuple_CheckExact(path.ptr()) ? PyTuple_GET_SIZE(path.ptr()) - 1 : -1;
+        auto last_at = PyTuple_CheckExact(path.ptr()) ? NB_TUPLE_GET_SIZE(path.ptr()) - 1 : -1;
         require(last_at >= 0, "nested: expected paths");
-        if (last.size() && last_at == 0 && is_last(PyTuple_GET_ITEM(path.ptr(), 0))) continue;
+        if (last.size() && last_at == 0 && is_last(NB_TUPLE_GET_ITEM(path.ptr(), 0))) continue;
         nb::handle branch = batch;
         for (Py_ssize_t i = 0; i < last_at; ++i) {
-            auto *name = PyTuple_GET_ITEM(path.ptr(), i);
+            auto *name = NB_TUPLE_GET_ITEM(path.ptr(), i);
             auto *found = PyDict_GetItemWithError(branch.ptr(), name);
             if (!found && PyErr_Occurred()) nb::raise_python_error();
             if (!found) {
@@ -599,7 +599,7 @@ nb::object nested(nb::handle given, nb::handle kind, nb::object into, nb::tuple 
             require(PyDict_Check(found), "nested: a field is both a tensor and a branch");
             branch = found;
         }
-        set_item(branch, PyTuple_GET_ITEM(path.ptr(), last_at), leaf);
+        set_item(branch, NB_TUPLE_GET_ITEM(path.ptr(), last_at), leaf);
     }
     for (nb::handle name : last) set_item(batch, name, leaves[nb::make_tuple(name)]);
     return batch;

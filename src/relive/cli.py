@@ -230,6 +230,7 @@ SIDE = "FORMAT:WHERE, or a path"
 SOURCE = "FORMAT:WHERE, a path, or hf://USER/SET"
 FROM = f"the format of SOURCE, if it is not to be found out: {', '.join(READERS)}"
 TO = f"the format of TARGET: {', '.join(WRITERS)}; a save of relive without it"
+DROP = "leave out episodes that still ran, were interrupted, or lack their first steps"
 
 
 @app.command()
@@ -239,10 +240,14 @@ def convert(
     source_format: Annotated[str | None, typer.Option("--from", help=FROM)] = None,
     target_format: Annotated[str | None, typer.Option("--to", help=TO)] = None,
     images: Annotated[bool, typer.Option("--images", help="read and write the pictures of LeRobot data sets")] = False,
+    drop_incomplete: Annotated[bool, typer.Option("--drop-incomplete", help=DROP)] = False,
 ) -> None:
     """Read experience in one format and write it in another. Exit status: 0, or 2 if that cannot be done."""
     try:
-        log = converted(source, target, source_format=source_format, target_format=target_format, images=images)
+        log = converted(
+            source, target, source_format=source_format, target_format=target_format, images=images,
+            drop_incomplete=drop_incomplete,
+        )  # fmt: skip
     except (ReliveError, OSError, ValueError, ModuleNotFoundError) as error:
         refuse("convert", error)
     tell(f"{len(log):,} steps of {log.source}")

@@ -13,7 +13,7 @@ import torch
 
 import relive
 from relive.errors import DTypeError, EnvError, FieldError, ParameterError, SchemaError, ShapeError
-from relive.exchange import to_minari
+from relive.exchange import to_lerobot, to_minari
 from relive.exchange.convert import convert
 from relive.returns import gae, group_advantage, lambda_returns, monte_carlo, normalize, vtrace
 from relive.steps.arrays import as_host
@@ -148,6 +148,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "convert(source_format": lambda v: convert("nowhere", "there", source_format=v if not isinstance(v, str) else 1),
     "to_minari(dataset_id": lambda v: to_minari(filled(), v),
     "to_minari(spaces": lambda v: to_minari(filled(), "a/b-v0", spaces=v),
+    "to_minari(drop_incomplete": lambda v: to_minari(filled(), "a/b-v0", drop_incomplete=v),
+    "to_lerobot(drop_incomplete": lambda v: to_lerobot(filled(), "nowhere", drop_incomplete=v),
+    "convert(drop_incomplete": lambda v: convert("nowhere", "there", drop_incomplete=v),
     "each_reward": lambda v: filled(view=relive.NStep(2, each_reward=lambda reward: v)).sample(2),
     "td_error": lambda v: rating(td_error=v),
     "index": lambda v: rating(index=v),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,36 @@ def test_one_row_for_many_steps_is_repeated_over_the_end_of_the_memory_too(ours:
     made = filled(memory(ours), 6)
     made.add_samples(observations=torch.full((5, 2), 7.0), actions=torch.tensor([[7]]), rnn_policy_0=torch.tensor(7.0))
     assert Counter(every(made.sample_all(NAMES))) == {7: 5, 300: 1, 400: 1, 500: 1}
+
+
+def test_a_field_with_as_many_rows_as_are_left_to_the_end_of_the_memory_does_not_fit_more_steps(ours: Any) -> None:
+    made = filled(memory(ours, steps=4), 2)
+    before = {name: tensor.clone() for name, tensor in made.tensors.items()}
+    several = {name: x if x is None else torch.cat([x] * 3) for name, x in step(7).items()}
+    with pytest.raises(ShapeError, match=r"rnn_policy_0: expected rows of shape \(3, 1, 3\), got \(2, 1, 3\)"):
+        made.add_samples(**several | {"rnn_policy_0": several["rnn_policy_0"][:2]})
+    assert (made.memory_index, made.filled) == (2, False)
+    for name, tensor in made.tensors.items():
+        assert torch.equal(tensor.nan_to_num(-1), before[name].nan_to_num(-1)), name
+
+
+def test_a_tensor_that_moved_to_shared_memory_is_read_where_it_lies_now(ours: Any) -> None:
+    made = filled(memory(ours, steps=4), 4)
+    made.sample(["actions"], batch_size=2)
+    made.tensors["actions"].share_memory_()
+    filled(made, 1)
+    made.tensors["actions"].fill_(5)
+    ((read,),) = made.sample_by_index(["actions"], indexes=range(4))
+    assert read.tolist() == [[5]] * 4
+    made.tensors["actions"] = torch.full((4, 1, 1), 6)
+    ((read,),) = made.sample(["actions"], batch_size=4)
+    assert read.tolist() == [[6]] * 4
+
+
+def test_in_the_place_of_skrls_own_class_it_is_made_as_before(ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where skrl's ``Runner`` is to make its memory of it."""
+    monkeypatch.setattr(sys.modules["skrl.memories.torch"], "RandomMemory", ours.RandomMemory)
+    assert len(filled(memory(ours, steps=4), 3)) == 3
 
 
 def test_a_step_can_come_env_by_env(ours: Any) -> None:

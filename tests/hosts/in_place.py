@@ -1,7 +1,7 @@
 """A plugin for a host's own suite, ``pytest -p hosts.in_place``: puts our classes into the host's modules.
 
 ``RELIVE_IN_PLACE`` names the host; without it the suite runs on the host's own classes. ``RELIVE_OUTCOMES`` is a file:
-the outcome of each test, and how many objects of the drop-in were made.
+the outcome of each test, the error of each that failed, and how many objects of the drop-in were made.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from hosts.libraries import HOSTS
 
 _outcomes: dict[str, str] = {}
+_errors: dict[str, str] = {}
 made = [0]
 
 
@@ -55,6 +56,9 @@ def pytest_runtest_logreport(report: Any) -> None:
     says = report.when == "call" or report.outcome != "passed"
     if says and _outcomes.get(report.nodeid) != "failed":
         _outcomes[report.nodeid] = report.outcome
+        if report.outcome == "failed":
+            crash = getattr(report.longrepr, "reprcrash", None)
+            _errors[report.nodeid] = str(getattr(crash, "message", report.longrepr))
 
 
 def pytest_collectreport(report: Any) -> None:
@@ -66,4 +70,4 @@ def pytest_collectreport(report: Any) -> None:
 def pytest_sessionfinish() -> None:
     """Writes what was seen."""
     if path := os.environ.get("RELIVE_OUTCOMES"):
-        Path(path).write_text(json.dumps({"outcomes": _outcomes, "made": made[0]}), encoding="utf-8")
+        Path(path).write_text(json.dumps({"outcomes": _outcomes, "errors": _errors, "made": made[0]}), encoding="utf-8")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -19,6 +20,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests" / "hosts" / "results"
 CHECKOUTS = ROOT / "build" / "hosts"
+LONGEST = 3600
+"""Seconds that a suite may take. One that hangs is killed, and its host is red."""
 sys.path.insert(0, str(ROOT / "tests"))
 
 from hosts.libraries import HOSTS, Host  # noqa: E402 - found in the line above
@@ -62,9 +65,16 @@ def tests(name: str, where: Path, words: list[str], env: dict[str, str]) -> dict
         plugged += ["-c", "pyproject.toml" if (where / "pyproject.toml").exists() else os.devnull]
     given = os.environ | {"PYTHONPATH": os.pathsep.join(path), "RELIVE_OUTCOMES": str(outcomes)} | env
     given["OMP_NUM_THREADS"] = "1"  # small networks: more threads only get into each other's way
-    with (CHECKOUTS / f"{name}.log").open("w", encoding="utf-8") as log:
-        subprocess.run(plugged, cwd=where, env=given, stdout=log, stderr=log, check=False)
-    return json.loads(outcomes.read_text(encoding="utf-8")) if outcomes.exists() else {"outcomes": {}, "made": 0}
+    with (
+        (CHECKOUTS / f"{name}.log").open("w", encoding="utf-8") as log,
+        subprocess.Popen(plugged, cwd=where, env=given, stdout=log, stderr=log, start_new_session=True) as suite,
+    ):
+        try:
+            suite.wait(LONGEST)
+        except subprocess.TimeoutExpired:
+            os.killpg(suite.pid, signal.SIGKILL)  # with what it started; it has no outcomes then
+    nothing: dict[str, Any] = {"outcomes": {}, "errors": {}, "made": 0}
+    return json.loads(outcomes.read_text(encoding="utf-8")) if outcomes.exists() else nothing
 
 
 def of_its_suite(name: str, host: Host) -> dict[str, Any]:
@@ -81,22 +91,31 @@ def of_its_suite(name: str, host: Host) -> dict[str, Any]:
         "failed_on_its_own": sum(outcome == "failed" for outcome in own["outcomes"].values()),
         "ours": len(passed) - len(fallen),
         "made": ours["made"],
-        **split(host, fallen),
+        **split(host, fallen, ours["errors"]),
     }
 
 
-def split(host: Host, failed: list[str]) -> dict[str, list[str]]:
-    """The tests that fail by decision, and the others."""
-    by_decision = [node for node in failed if any(fnmatchcase(node, f"*{part}*") for part in host.differences)]
-    return {"by_decision": by_decision, "fallen": [node for node in failed if node not in by_decision]}
+def split(host: Host, failed: list[str], errors: dict[str, str]) -> dict[str, list[str]]:
+    """The tests that fail by decision, by their names or their errors, and the others."""
+    known = [(node, node) for node in failed], host.differences
+    refused = [(node, errors.get(node, "")) for node in failed], host.refusals
+    by_decision = {
+        node for pairs, parts in (known, refused) for node, text in pairs
+        if any(fnmatchcase(text, f"*{part}*") for part in parts)
+    }  # fmt: skip
+    return {
+        "by_decision": [node for node in failed if node in by_decision],
+        "fallen": [node for node in failed if node not in by_decision],
+    }
 
 
 def beside(name: str, host: Host) -> dict[str, Any]:
     """How many of our tests of both classes pass, and which fail."""
     env = {"RELIVE_PEERS": "1", "RELIVE_HOST": name}
-    outcomes = tests(f"{name}-beside", ROOT, [*host.ours, "tests/hosts/test_planted.py"], env)["outcomes"]
+    seen = tests(f"{name}-beside", ROOT, [*host.ours, "tests/hosts/test_planted.py"], env)
+    outcomes = seen["outcomes"]
     failed = [node for node, outcome in outcomes.items() if outcome == "failed"]
-    return {"passed": sum(outcome == "passed" for outcome in outcomes.values()), **split(host, failed)}
+    return {"passed": sum(outcome == "passed" for outcome in outcomes.values()), **split(host, failed, seen["errors"])}
 
 
 def tried(name: str) -> dict[str, Any]:

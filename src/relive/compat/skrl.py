@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from datetime import datetime
 from importlib import import_module
+from operator import is_
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -20,13 +21,14 @@ from torch import Tensor
 from ..core import key as stream
 from ..errors import EmptyError, FieldError, FileFormatError, ParameterError, ShapeError
 from ..memory.allocator import Recycled
-from ..parameters import COUNT_RULE, require, seed_or_drawn
-from ..rollout.minibatches import rows_of
+from ..memory.copier import COPY_AT_ONCE, BoundedCache
+from ..parameters import COUNT_RULE, is_count, require, seed_or_drawn
+from ..rollout.minibatches import ArrayRows, TensorRows, rows_of
 from .base import DropIn
 
 __all__ = ["RandomMemory"]
 
-memories: Any = import_module("skrl.memories.torch")
+Host: Any = import_module("skrl.memories.torch").RandomMemory  # its module may have ours in its place later
 
 CURSOR = "relive.cursor"
 """The name in a file of ``memory_index``, ``env_index`` and ``filled``. skrl does not read it."""
@@ -39,7 +41,7 @@ Batches = list[list[Any]]
 """For each minibatch the tensors of the names that were asked for; None for a name that the memory does not have."""
 
 
-class RandomMemory(DropIn, memories.RandomMemory):
+class RandomMemory(DropIn, Host):
     """``skrl.memories.torch.RandomMemory`` with its arguments, and ``seed``.
 
     A step is stored whole or not at all. Sequences never hold both the newest and the oldest steps of a full memory.
@@ -84,7 +86,7 @@ class RandomMemory(DropIn, memories.RandomMemory):
         seed: int | None = None,
     ) -> None:
         require("RandomMemory", COUNT_RULE, memory_size=memory_size, num_envs=num_envs)
-        memories.RandomMemory.__init__(
+        Host.__init__(
             self, memory_size=memory_size, num_envs=num_envs, device=device, export=export,
             export_format=export_format, export_directory=export_directory, replacement=replacement,
         )  # fmt: skip
@@ -92,6 +94,10 @@ class RandomMemory(DropIn, memories.RandomMemory):
         self._seed = None if seed is None else seed_or_drawn(seed)
         self._draws = 0
         self._memory = Recycled()
+        self._readers = BoundedCache[tuple[str, ...], tuple[list[int], list[Tensor], ArrayRows | TensorRows]]()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_readers": BoundedCache[object, object]()}
 
     def _take_over(self, original: Any) -> None:
         for name, tensor in original.tensors.items():
@@ -125,7 +131,7 @@ class RandomMemory(DropIn, memories.RandomMemory):
         """
         known = self.tensors.get(name)
         if known is None or not keep_dimensions or not isinstance(size, list | tuple):
-            return memories.Memory.create_tensor(self, name, size=size, dtype=dtype, keep_dimensions=keep_dimensions)
+            return Host.create_tensor(self, name, size=size, dtype=dtype, keep_dimensions=keep_dimensions)
         shape, own = tuple(cast("Sequence[int]", size)), tuple(known.shape[2:])
         if shape != own:
             raise ValueError(f"Tensor size ({shape}) doesn't match the existing one ({own}): '{name}'")
@@ -143,26 +149,38 @@ class RandomMemory(DropIn, memories.RandomMemory):
             ValueError: no tensors; or K rows do not fit into what is left of the step.
             ShapeError: a tensor does not have these rows. Nothing is written in either case.
         """
-        given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        if not given:
+        leading = tensors.get("observations")
+        if leading is None:
+            leading = next((tensor for tensor in tensors.values() if tensor is not None), None)
+        if leading is None:
             raise ValueError(
                 "There are no samples. Provide samples as key-value arguments, where keys are the tensor names"
             )
-        leading = given["observations"] if "observations" in given else next(iter(given.values()))
-        count = self._count(leading)
-        found: list[tuple[Tensor, Tensor]] = []
-        for name, tensor in given.items():
-            rows = self.tensors_view.get(name)
-            if rows is not None:
-                found.append((rows, _fitted(name, tensor, count, rows)))
-        written, total = 0, self.memory_size * self.num_envs
-        while written < count:  # several steps may go over the end of the memory
-            first = self._cursor
-            more = min(count - written, total - first)
-            for rows, values in found:
-                rows.narrow(0, first, more).copy_(values if more == count else values[written : written + more])
-            written += more
+        count, first = self._count(leading), self._cursor
+        total = self.memory_size * self.num_envs
+        more = min(count, total - first)
+        held, where = self.tensors_view, slice(first, first + more)
+        if count == self.num_envs:  # a whole step: torch finds it sooner by its number
+            held, where = self.tensors, self.memory_index
+        columns: list[Tensor] = []
+        parts: list[Tensor] = []
+        given: list[Tensor] = []
+        for name, tensor in tensors.items():
+            rows = held.get(name)
+            if rows is not None and tensor is not None:
+                part = rows[where]
+                fits = more == count and tensor.shape == part.shape and not tensor.requires_grad
+                columns.append(rows)
+                parts.append(part)
+                given.append(tensor if fits else _fitted(name, tensor, (count, *part.shape[1:])))
+        while more < count:  # several steps go over the end of the memory
+            _copy(parts, [tensor[:more] for tensor in given])
             self._advance(first + more)
+            count, first, given = count - more, 0, [tensor[more:] for tensor in given]
+            more = min(count, total)
+            parts = [rows[:more] for rows in columns]
+        _copy(parts, given)
+        self._advance(first + more)
 
     def _count(self, leading: Any) -> int:
         """How many rows are added, by the first of their tensors.
@@ -171,7 +189,7 @@ class RandomMemory(DropIn, memories.RandomMemory):
             ValueError: they do not fit into what is left of the step.
         """
         left = self.num_envs - self.env_index
-        count = 1 if leading.ndim == 1 else len(leading) if leading.ndim == 2 else 0
+        count = 1 if leading.ndim == 1 else leading.shape[0] if leading.ndim == 2 else 0
         if count < 1 or (count > left and self.num_envs > 1):
             under_way = f", since {self.env_index} envs of this step are stored" if self.env_index else ""
             raise ValueError(
@@ -187,9 +205,8 @@ class RandomMemory(DropIn, memories.RandomMemory):
 
     def _advance(self, row: int) -> None:
         """Count the rows before this flat row as written."""
-        step, env = divmod(row, self.num_envs)
-        if step < self.memory_size:
-            self._set_cursor(step, env, self.filled)
+        self.memory_index, self.env_index = divmod(row, self.num_envs)
+        if self.memory_index < self.memory_size:
             return
         self._set_cursor(0, 0, True)
         if self.export:
@@ -218,7 +235,8 @@ class RandomMemory(DropIn, memories.RandomMemory):
             EmptyError: no row, or no sequence, is stored.
             ParameterError: there would be an empty minibatch.
         """
-        require("sample", COUNT_RULE, batch_size=batch_size, sequence_length=sequence_length)
+        if not (is_count(batch_size, 1) and is_count(sequence_length, 1)):
+            require("sample", COUNT_RULE, batch_size=batch_size, sequence_length=sequence_length)
         stored, envs = len(self), self.num_envs
         span = (sequence_length - 1) * envs
         if stored <= span:
@@ -227,13 +245,14 @@ class RandomMemory(DropIn, memories.RandomMemory):
                 f"no {wanted} is stored: the memory holds {stored} rows of {envs} envs; add more before the first "
                 "update (learning_starts)"
             )
-        rows = self._drawn(stored - span, batch_size).unsqueeze(1)
+        rows = self._drawn(stored - span, batch_size)
         if sequence_length > 1:
-            rows = rows + torch.arange(0, span + 1, envs, device=self.device)
+            rows = rows.unsqueeze(1) + torch.arange(0, span + 1, envs, device=self.device)
             if self.filled:  # counted from the oldest, so that none holds the newest and the oldest
                 rows = (rows + self._cursor) % stored
-        self.sampling_indexes = rows.flatten()
-        return self._read(names, _parts(rows, mini_batches))
+        parts = _parts(rows, mini_batches)
+        self.sampling_indexes = rows if rows.ndim == 1 else rows.flatten()
+        return self._read(names, parts)
 
     def _drawn(self, count: int, batch_size: int) -> Tensor:
         """``batch_size`` random numbers below ``count``."""
@@ -267,7 +286,7 @@ class RandomMemory(DropIn, memories.RandomMemory):
         """
         rows = torch.as_tensor(indexes, device=self.device).long().flatten()
         rows = torch.where(rows < 0, rows + self.memory_size * self.num_envs, rows)
-        return self._read(names, [rows] if mini_batches == 1 else _parts(rows.unsqueeze(1), mini_batches))
+        return self._read(names, _parts(rows, mini_batches))
 
     def sample_all(self, names: Sequence[str], *, mini_batches: int = 1, sequence_length: int = 1) -> Batches:
         """All stored rows, in their order; minibatches leave none out.
@@ -289,7 +308,7 @@ class RandomMemory(DropIn, memories.RandomMemory):
         if not stored:
             raise EmptyError("no row is stored: add some; if you wrote all rows in place, set memory.filled = True")
         if sequence_length == 1:
-            rows = torch.arange(stored, device="cpu").unsqueeze(1)
+            rows = torch.arange(stored, device="cpu")
             bounds = [(int(part[0]), int(part[-1]) + 1) for part in _parts(rows, mini_batches)]
             views = [self.tensors_view.get(name) for name in names]
             return [[None if view is None else view[low:high] for view in views] for low, high in bounds]
@@ -307,9 +326,19 @@ class RandomMemory(DropIn, memories.RandomMemory):
 
     def _read(self, names: Sequence[str], parts: Sequence[Tensor]) -> Batches:
         """The rows of each part, flat indexes."""
-        columns = rows_of({(name,): self.tensors[name] for name in names if name in self.tensors}, False, self._memory)
-        found = [columns.gather(part) for part in parts]
-        return [[batch.get((name,)) for name in names] for batch in found]
+        rows: Any = self._rows(tuple(names))
+        found = [rows.at(rows.places(part))[0] for part in parts]
+        return [[batch.get(name) for name in names] for batch in found]
+
+    def _rows(self, names: tuple[str, ...]) -> ArrayRows | TensorRows:
+        """Reads rows of these tensors. Made once, and again where a tensor is another or has moved, as when shared."""
+        held = [self.tensors[name] for name in names if name in self.tensors]
+        lies = [tensor.data_ptr() for tensor in held]
+        known = self._readers.get(names)
+        if known is None or known[0] != lies or not all(map(is_, known[1], held)):
+            columns = {(name,): self.tensors[name] for name in names if name in self.tensors}
+            known = self._readers.keep(names, (lies, held, rows_of(columns, False, self._memory)))
+        return known[2]
 
     # -- files --------------------------------------------------------------------------------------------------
 
@@ -324,7 +353,7 @@ class RandomMemory(DropIn, memories.RandomMemory):
             ValueError: another format.
         """
         if format not in ("pt", "npz"):
-            memories.Memory.save(self, directory, format=format)
+            Host.save(self, directory, format=format)
             return
         folder = Path(directory or self.export_directory, "memories")
         folder.mkdir(parents=True, exist_ok=True)
@@ -397,29 +426,32 @@ class RandomMemory(DropIn, memories.RandomMemory):
         setattr(self, f"_tensor_{name}", tensor)
 
 
-def _fitted(name: str, tensor: Any, count: int, rows: Tensor) -> Tensor:
-    """So many rows of a tensor; one that has one row for all envs is repeated, as ``copy_`` does.
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensors to others of the same shapes. One call of torch takes half as long as one for each of them."""
+    if targets:
+        COPY_AT_ONCE(targets, sources)
+
+
+def _fitted(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor without its gradient, of this shape; one that has one row for all envs is repeated, as ``copy_`` does.
 
     Raises:
-        ShapeError: it does not have them.
+        ShapeError: it does not have these rows.
     """
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if tensor.ndim == rows.ndim and len(tensor) == count and tensor.shape[1:] == rows.shape[1:]:
-        return tensor
-    shape = (count, *rows.shape[1:])
     try:
-        return tensor.expand(shape)
+        return tensor.detach().expand(shape)
     except RuntimeError as error:
         raise ShapeError(f"{name}: expected rows of shape {shape}, got {tuple(tensor.shape)}") from error
 
 
 def _parts(rows: Tensor, mini_batches: int) -> list[Tensor]:
-    """Sequences ``[K, L]`` as flat parts; the first ones may have one sequence more.
+    """Rows ``[K]``, or sequences of rows ``[K, L]``, as flat parts; the first ones may have one item more.
 
     Raises:
         ParameterError: there would be an empty part.
     """
+    if mini_batches == 1 and rows.ndim == 1:
+        return [rows]
     require("sample", COUNT_RULE, mini_batches=mini_batches)
     if mini_batches > len(rows):
         raise ParameterError(f"mini_batches={mini_batches}: there are only {len(rows)} rows or sequences to divide")

@@ -10,7 +10,7 @@ from ..errors import ParameterError
 from ..files.disk import usable
 from ..files.format import MANIFEST
 from ..look.experience import read_npz
-from ..parameters import Rule, require
+from ..parameters import FLAG_RULE, Rule, require
 from ..replay.buffer import ReplayBuffer
 from ..steps.schema import Schema
 from .hub import is_address
@@ -99,6 +99,7 @@ def convert(
     source_format: str | None = None,
     target_format: str | None = None,
     images: bool = False,
+    drop_incomplete: bool = False,
 ) -> Log:
     """Read experience in one format and write it in another.
 
@@ -110,6 +111,8 @@ def convert(
         target_format: the same for ``target``.
         images: True to read the pictures and videos of a LeRobot data set, too, and to write pictures into one as image
             files instead of numbers.
+        drop_incomplete: True to leave out episodes that still ran, were interrupted, or lack their first steps, as far
+            as the source says so.
 
     All fields of a step go along. What the target has no place for is left out, and named in ``lacks`` as well.
 
@@ -119,8 +122,9 @@ def convert(
     Raises:
         ParameterError: there is no such format; or source and target are one path; or ``images`` is given for another
             format.
-        FieldError, ShapeError, FileFormatError: the source cannot be read.
+        FieldError, ShapeError, FileFormatError: the source cannot be read, or has no complete episode.
     """
+    require("convert", FLAG_RULE, drop_incomplete=drop_incomplete)
     read, origin = _side(source, READERS, source_format, "source")
     write, destination = _side(target, WRITERS, target_format, "target")
     if write is WRITERS["relive"] and Path(origin).exists() and Path(origin).resolve() == Path(destination).resolve():
@@ -130,6 +134,8 @@ def convert(
     if images and read is not from_lerobot and write is not to_lerobot:
         raise ParameterError("convert: images is for data sets of lerobot alone; leave it out")
     log = from_lerobot(origin, images=True) if images and read is from_lerobot else read(origin)
+    if drop_incomplete:
+        log = log.without_incomplete()
     name = next(name for name, known in WRITERS.items() if known is write)
     if name in FITS:
         log = log.fitting(FITS[name], f"a data set of {name}")

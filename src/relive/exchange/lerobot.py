@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from math import prod
@@ -23,7 +23,7 @@ from ..errors import DTypeError, FieldError, FileFormatError, NoSaveError, Param
 from ..files.disk import make_directory, sync_path, usable
 from ..look.experience import ArrayTree
 from ..names import needed
-from ..parameters import is_count, require
+from ..parameters import FLAG_RULE, is_count, require
 from ..printable import shown
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import Array, Ints, numpy_dtype
@@ -161,7 +161,7 @@ def from_lerobot(path: str | os.PathLike[str], *, images: bool = False) -> Log:
         ParameterError: there is too little memory for the frames; or the address is wrong.
     """
     arrow()
-    require("from_lerobot", (lambda images: isinstance(images, bool), "expected True or False"), images=images)
+    require("from_lerobot", FLAG_RULE, images=images)
     wanted = (f"{DATA}/*", "meta/*", *((f"{VIDEOS}/*",) if images else ()))
     where = downloaded(path, wanted) if is_address(path) else path
     folder = directory(where, "the directory of a LeRobot data set")
@@ -624,14 +624,15 @@ def to_lerobot(
     task: str = "",
     robot_type: str | None = None,
     images: str = "numbers",
+    drop_incomplete: bool = False,
 ) -> Path:
     """Write the episodes of a replay as a new LeRobotDataset v3; returns its directory.
 
     Observations become ``observation.…``, actions ``action``, rewards ``next.reward``, and the ends of episodes
     ``next.terminated``, ``next.truncated`` and ``next.done``. The final observation of each episode is kept beside its
     length, where LeRobot does not look: a further frame would need an action that was never taken, and imitation would
-    learn it. An episode that was still running, or was interrupted, ends there without a flag. Priorities and indices
-    are not written.
+    learn it. An episode that was still running, or was interrupted, ends there without a flag, unless
+    ``drop_incomplete`` leaves it out. Priorities and indices are not written.
 
     Args:
         replay: the replay. Its transitions must be in the order of time.
@@ -644,12 +645,14 @@ def to_lerobot(
             files in the Parquet files, lose nothing. "video" loses what H.264 loses, and takes the least space; height
             and width have to be even. LeRobot's policies take the last two for images. Final observations are PNG
             files with both. Other fields are numbers.
+        drop_incomplete: True to leave out episodes that still run, were interrupted, or whose first steps were
+            overwritten: those of :meth:`relive.ReplayBuffer.episodes` that are not ``whole``.
 
     Raises:
         ModuleNotFoundError: pyarrow is not installed; or Pillow or PyAV, where ``images`` needs them.
         SchemaError: the transitions have no order, or a field has a dtype or shape that LeRobot does not know.
-        ParameterError: there is no step, ``fps`` is not a positive whole number, ``task`` is not a text, or there is
-            no picture for ``images``.
+        ParameterError: there is no step, or no complete episode, ``fps`` is not a positive whole number, ``task`` is
+            not a text, or there is no picture for ``images``.
         ShapeError: a picture cannot be a video.
         FileFormatError: something is at the path.
     """
@@ -661,6 +664,7 @@ def to_lerobot(
         if not isinstance(text, str):
             raise ParameterError(f"to_lerobot({name}={text!r:.80}): expected words")
     require("to_lerobot", (lambda replay: isinstance(replay, ReplayBuffer), "expected a ReplayBuffer"), replay=replay)
+    require("to_lerobot", FLAG_RULE, drop_incomplete=drop_incomplete)
     features = features_of(replay.schema)
     pictures = to_write({name: (f.dtype, f.own_shape, f.path) for name, f in features.items()}, images)
     numbers = {name: feature for name, feature in features.items() if name not in pictures}
@@ -671,7 +675,8 @@ def to_lerobot(
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     beside.mkdir()
     try:
-        _write(beside, replay, numbers, pictures, fps, robot_type, task)
+        episodes = episodes_of(replay, "to_lerobot", drop_incomplete=drop_incomplete)
+        _write(beside, episodes, numbers, pictures, fps, robot_type, task)
         _put(beside, target)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
@@ -733,7 +738,7 @@ def _path_of_field(schema: Schema, keys: Keys) -> tuple[str | int, ...]:
 
 def _write(
     folder: Path,
-    replay: ReplayBuffer,
+    given: Iterable[EpisodeArrays],
     features: dict[str, Feature],
     pictures: dict[str, Picture],
     fps: int,
@@ -747,7 +752,7 @@ def _write(
     with tables, ExitStack() as stack:
         for video in videos.values():
             stack.callback(video.close)
-        for episode in with_progress(episodes_of(replay), "writing", "episodes"):
+        for episode in with_progress(given, "writing", "episodes"):
             size = len(episode.reward)
             frames = _columns_of(episode, features) | _counters(size, episodes, index, fps)
             stats = {name: episode_stats(array) for name, array in frames.items()}
@@ -764,8 +769,6 @@ def _write(
             tables.add_episode(row | _final_of(episode, features) | _flat(stats))
             totals = {name: joined_stats(totals[name], x) if name in totals else x for name, x in stats.items()}
             episodes, index = episodes + 1, index + size
-    if not episodes:
-        raise ParameterError("to_lerobot: the replay has no complete transition; collect some first")
     _write_task(folder / TASKS, task)
     done = Feature("next.done", np.dtype(np.bool_), (1,), ("done",), ())
     notes = {feature.name: feature.note() for feature in (*features.values(), done)}

@@ -19,17 +19,18 @@ import torch
 
 from ..batches import Batch
 from ..collect.progress import progress_bar
-from ..errors import FieldError, FileFormatError, NoSaveError, ReliveError, ShapeError
+from ..errors import FieldError, FileFormatError, NoSaveError, ParameterError, ReliveError, ShapeError
 from ..files.disk import open_file, usable
 from ..files.format import MOST_BYTES, excess
 from ..look.experience import ArrayTree, Experience, Leaves, concatenated, leaves_of, same_rows, tree_of
+from ..look.experience import episodes_of as table_of_episodes
 from ..look.readers import experience_of
 from ..memory.estimate import require_free
 from ..printable import printable, shown
 from ..replay.arrays import STEP
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import stored_fields
-from ..steps.arrays import Array, as_host
+from ..steps.arrays import Array, Bools, as_host
 from ..steps.schema import STEP_FIELDS, Field, Node, Path, Schema, dotted, map_leaves, nest
 
 
@@ -45,6 +46,8 @@ class Log:
         schema: the fields as the source declares them, if it is a buffer of relive or a save of one.
         left_out: further fields that stay out of a replay, such as those that only number the steps. Those that no
             replay can hold are added.
+        whole: bool ``[S]``, True for the steps of episodes that are known to be there from the first step to an end;
+            None if all are, as in a data set of episodes.
     """
 
     source: str
@@ -52,6 +55,7 @@ class Log:
     lacks: tuple[str, ...] = ()
     schema: Schema | None = None
     left_out: tuple[str, ...] = ()
+    whole: Bools | None = None
 
     def __post_init__(self) -> None:
         checked = self._further() if "reward" in self.fields and len(self) else []
@@ -94,6 +98,20 @@ class Log:
         refused = {name: why for name in self._further() if (why := self._refusal(name, fits))}
         lacks = *self.lacks, *(f"'{name}' does not go into {target}: {why}" for name, why in refused.items())
         return replace(self, lacks=lacks, left_out=(*self.left_out, *refused))
+
+    def without_incomplete(self) -> Log:
+        """This log without the steps of episodes that are not :attr:`whole`.
+
+        Raises:
+            FieldError: no step is left.
+        """
+        whole = self.whole
+        if whole is None or whole.all():
+            return self
+        if not whole.any():
+            raise FieldError(f"{self.source}: {NO_WHOLE_EPISODE}")
+        fields = {name: map_leaves(itemgetter(whole), field) for name, field in self.fields.items()}
+        return replace(self, fields=fields, whole=None)
 
     def _refusal(self, name: str, fits: Callable[[Schema], object]) -> str:
         """The error that ``fits`` raises for a step with this further field; empty if it raises none."""
@@ -164,7 +182,9 @@ def log_of(source: object) -> Log:
     if after is not None:
         fields["next_obs"] = tree_of(after)
     fields["truncated"] = _truncated(steps, after)
-    return Log(steps.source, fields, steps.lacks, steps.schema)
+    table = table_of_episodes(steps)
+    whole = np.repeat(table["complete"], table["length"]) if steps.ordered else np.zeros(len(steps), np.bool_)
+    return Log(steps.source, fields, steps.lacks, steps.schema, whole=whole)
 
 
 def _next_obs(steps: Experience) -> Leaves | None:
@@ -264,15 +284,26 @@ def _require_lengths(episode: EpisodeArrays, where: str) -> None:
 BUT_LAST, BUT_FIRST = itemgetter(slice(None, -1)), itemgetter(slice(1, None))
 
 
-def episodes_of(replay: ReplayBuffer) -> Iterator[EpisodeArrays]:
-    """The episodes of a replay, env by env, as arrays.
+def episodes_of(replay: ReplayBuffer, caller: str, *, drop_incomplete: bool) -> Iterator[EpisodeArrays]:
+    """The episodes of a replay, env by env, as arrays; all, or those that are there from the first step to an end.
 
     Raises:
         SchemaError: its transitions have no order.
         FieldError: a step has a next observation of its own, which is not the observation of the step after it.
+        ParameterError: there is none.
     """
+    lack, wanted = "the replay has no complete transition; collect some first", False
     for episode in replay.episodes():
+        if drop_incomplete and not episode.whole:
+            lack = f"drop_incomplete=True: {NO_WHOLE_EPISODE}"
+            continue
+        wanted = True
         yield _arrays_of(replay.schema, episode.steps, replay.own_next_obs)
+    if not wanted:
+        raise ParameterError(f"{caller}: {lack}")
+
+
+NO_WHOLE_EPISODE = "no episode is there from its first step to an end; collect more, or write all of them"
 
 
 def _arrays_of(schema: Schema, steps: Batch, own: bool) -> EpisodeArrays:

@@ -17,7 +17,7 @@ import torch
 from ..errors import DTypeError, NoSaveError, ParameterError, ShapeError
 from ..look.experience import Leaves
 from ..names import needed
-from ..parameters import Rule, require
+from ..parameters import FLAG_RULE, Rule, require
 from ..replay.arrays import STEP
 from ..replay.buffer import ReplayBuffer
 from ..steps.arrays import Array, numpy_dtype
@@ -167,15 +167,21 @@ def _joined(infos: list[Leaves]) -> tuple[dict[str, object], tuple[str, ...]]:
 
 
 def to_minari(
-    replay: ReplayBuffer, dataset_id: str, *, env: Any = None, spaces: tuple[Any, Any] | None = None, **about: Any
+    replay: ReplayBuffer,
+    dataset_id: str,
+    *,
+    env: Any = None,
+    spaces: tuple[Any, Any] | None = None,
+    drop_incomplete: bool = False,
+    **about: Any,
 ) -> Any:
     """Write the episodes of a replay as a new Minari data set, into Minari's own folder; returns the data set.
 
     Minari wants every episode to have an end. If an episode was still running or was interrupted, its last step is
     marked as truncated, with the observation that followed it. So targets are the same, and returns-to-go count as
-    those of episodes that ended. Fields other than those of a step become ``infos``, under their paths with dots. As
-    in Minari's own data sets, an episode of k steps has k + 1 of them: the first one, of zeros, stands for the reset.
-    Priorities and indices are not written.
+    those of episodes that ended: ``drop_incomplete`` leaves such episodes out. Fields other than those of a step become
+    ``infos``, under their paths with dots. As in Minari's own data sets, an episode of k steps has k + 1 of them: the
+    first one, of zeros, stands for the reset. Priorities and indices are not written.
 
     Args:
         replay: the replay. Its transitions must be in the order of time.
@@ -183,6 +189,8 @@ def to_minari(
         env: the env that was played, or its id, so that others can make the env again.
         spaces: the observation space and the action space, if ``env`` is None. By default they are unbounded boxes of
             the schema's shapes and dtypes, and ``Discrete`` for whole numbers.
+        drop_incomplete: True to leave out episodes that still run, were interrupted, or whose first steps were
+            overwritten: those of :meth:`relive.ReplayBuffer.episodes` that are not ``whole``.
         about: further arguments of ``minari.create_dataset_from_buffers``, such as ``author`` and ``description``. The
             ``data_format`` is "arrow" without one; Minari's own default is "hdf5".
 
@@ -190,18 +198,18 @@ def to_minari(
         ModuleNotFoundError: minari is not installed, or a package that it needs for ``data_format``.
         SchemaError: the transitions have no order.
         DTypeError, ShapeError: a further field has complex numbers, or none.
-        ParameterError: there is no step; the id or the spaces are of another kind; or this release of Minari, 0.5.3,
-            would change the pixels of images.
+        ParameterError: there is no step, or no complete episode; the id or the spaces are of another kind; or this
+            release of Minari, 0.5.3, would change the pixels of images.
     """
     minari = _minari()
     require("to_minari", (lambda replay: isinstance(replay, ReplayBuffer), "expected a ReplayBuffer"), replay=replay)
     require("to_minari", ID_RULE, dataset_id=dataset_id)
     require("to_minari", SPACES_RULE, spaces=spaces)
+    require("to_minari", FLAG_RULE, drop_incomplete=drop_incomplete)
     further = infos_of(replay.schema)
     buffer_class = import_module("minari.data_collector").EpisodeBuffer
-    buffers = [_buffer(buffer_class, number, episode, further) for number, episode in enumerate(episodes_of(replay))]
-    if not buffers:
-        raise ParameterError("to_minari: the replay has no complete transition; collect some first")
+    episodes = episodes_of(replay, "to_minari", drop_incomplete=drop_incomplete)
+    buffers = [_buffer(buffer_class, number, episode, further) for number, episode in enumerate(episodes)]
     if env is None:
         most = max((int(np.max(b.actions)) for b in buffers if hasattr(b.actions, "shape")), default=0)
         observation, action = spaces or (_space(replay.schema["obs"]), _space(replay.schema["action"], most))

@@ -412,6 +412,8 @@ class ArrayRows:
             self._take = partial(core.take_fields, packed)
         elif small:
             self._take = partial(core.take_columns, small, form.whole)
+        self._large = [(form.members.into[p], x, self._bytes(p)) for p, x in form.large.items()] if form.large else []
+        """For each large field the number of its batch, what makes its tensor, and its rows."""
         self._shared = SHARED_WORK // width
         """So many rows are more than one thread should copy."""
 
@@ -434,15 +436,14 @@ class ArrayRows:
             self._share(places, dicts)
         elif (bad := take(places, form.parts, dicts, self._memory, standing and standing[0])) >= 0:
             self._refuse(bad, places)
-        if form.large:
+        if self._large:
             self._add_large(places, dicts, standing)
         return dicts
 
     def _add_large(self, places: Ints, dicts: Parts, standing: Sequence[core.Standing] | None) -> None:
         """Put the large fields of the rows at these places into a batch."""
-        form = self.form
-        for k, (path, fields) in enumerate(form.large.items(), 1):
-            found, rows = dicts[form.members.into[path]], self._bytes(path)
+        for k, (batch, fields, rows) in enumerate(self._large, 1):
+            found = dicts[batch]
             turn = None if standing is None else standing[k]
             if places.size * rows.shape[1] >= SHARED_WORK and not (turn and turn.lent) and _has_threads():
                 found.update(fields[0].tensors(self._picked(rows, places)))
