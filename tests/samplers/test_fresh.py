@@ -27,7 +27,6 @@ from relive import (
     Uniform,
     WithoutReplacement,
 )
-from relive.cluster.shard import ShardSampler
 from relive.errors import EmptyError, FileFormatError, LifecycleError, ParameterError
 from support import internals
 from support.cases import covering
@@ -358,6 +357,19 @@ def test_windows_that_a_kill_ends_are_new_and_what_is_lost_later_is_counted(tmp_
 # The ways in which batches are made.
 
 
+def test_the_rows_of_the_next_batch_are_those_that_wait_and_those_that_the_inner_sampler_would_draw() -> None:
+    twin = Twin(2, 60, sampler=Fresh(Prioritized()), view=NStep(1)).play(*[".."] * 20)
+    sampler, ring = twin.buffer.sampler, internals.ring(twin.buffer)
+    twin.buffer.sample(36)
+    twin.buffer.sample(2)
+    assert len(sampler.likely(ring, 8, 5, 1, 1)) == 6  # as many new ones are expected as came last: 2
+    twin.play("..", "..")
+    assert sampler.likely(ring, 8, 5, 1, 1).tolist() == sampler.draw(8, 5, 1, 1)[0].tolist()
+    twin.play(*[".."] * 20)
+    assert sampler.likely(ring, 8, 5, 1, 1).tolist() == sampler.draw(8, 5, 1, 1)[0].tolist()
+    assert sampler.served == 50
+
+
 def test_batches_drawn_ahead_that_nobody_took_are_drawn_again() -> None:
     twin, plain = (Twin(2, 30, sampler=Fresh(), view=NStep(1)).play(*[".."] * 20) for _ in range(2))
     served = twin.buffer.serve(5, depth=3)
@@ -387,11 +399,6 @@ def test_a_mixture_has_the_new_rows_of_each_of_its_buffers() -> None:
     assert batch["index"][:8].tolist() == [*range(8)]
     assert batch["index"][8:12].tolist() == [*range(4)]
     assert [buffers[name].sampler.served for name in ("own", "human")] == [8, 4]
-
-
-def test_shards_refuse_it_with_a_message() -> None:
-    with pytest.raises(ParameterError, match=r"sampler=Fresh\(Uniform\(\)\): shards draw with Uniform\(\) or Prio"):
-        ShardSampler(Twin(1, 9, sampler=Fresh()).buffer)
 
 
 @pytest.mark.parametrize("view", ["transitions", "sequences"])
