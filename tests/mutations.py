@@ -474,8 +474,8 @@ MUTATIONS = [
     Mutation(
         "on a device, a part of the total is drawn from its beginning on",
         "device/tree.py",
-        "u = (item.to(FLOAT64) + u) / float(count)",
-        "u = (item.to(FLOAT64) + u * 0.5) / float(count)",
+        "u = (item.to(FLOAT64) + u) / (float",
+        "u = (item.to(FLOAT64) + u * 0.5) / (float",
         "device/test_replay.py",
     ),
     Mutation(
@@ -943,8 +943,8 @@ MUTATIONS = [
     Mutation(
         "a shard's probabilities do not know of the other shards",
         "cluster/replay.py",
-        "torch.from_numpy(priorities / mass)",
-        "torch.from_numpy(priorities / priorities.sum())",
+        ", drawn / mass\n",
+        ", drawn / drawn.sum()\n",
         "cluster/test_shard.py",
     ),
     Mutation(
@@ -2786,8 +2786,8 @@ MUTATIONS = [
     Mutation(
         "a mass that is stretched to the mass of now is rounded up to beyond it",
         "cluster/plan.py",
-        "np.minimum(share.masses * (now / share.mass), math.nextafter(now, 0.0))",
-        "share.masses * (now / share.mass)",
+        "np.minimum(masses * (now / share.mass), math.nextafter(now, 0.0))",
+        "masses * (now / share.mass)",
         "cluster/test_shard_sampler.py",
     ),
     Mutation(
@@ -2828,15 +2828,15 @@ MUTATIONS = [
     Mutation(
         "a rank draws where its rows lay before it waited for the others",
         "cluster/plan.py",
-        "share.masses * (now / share.mass)",
-        "share.masses",
+        "masses * (now / share.mass)",
+        "masses",
         "cluster/test_distributed.py",
     ),
     Mutation(
         "a batch has the number that came up while its rank waited for the others",
         "cluster/distributed.py",
-        "batch_size, agreed.seed, agreed.t)",
-        "batch_size, agreed.seed, sampler.t)",
+        "batch_size, agreed.seed, agreed.t, table",
+        "batch_size, agreed.seed, sampler.t, table",
         "cluster/test_distributed.py",
     ),
     Mutation(

@@ -170,7 +170,7 @@ def test_goals_are_chosen_as_in_ram(device: torch.device, strategy: Any) -> None
 def test_it_counts_its_bytes_and_leaves_what_its_inner_sampler_leaves_to_the_host(device: torch.device) -> None:
     for inner in (None, Prioritized(), Recent()):
         alone = 0 if inner is None else inner.bytes_on_device(1000, 10)
-        assert Fresh(inner).bytes_on_device(1000, 10) == alone + 8 * 1001 + 8 * 13
+        assert Fresh(inner).bytes_on_device(1000, 10) == (alone or 0) + 8 * 1001 + 8 * 13
     assert Fresh(WithoutReplacement()).bytes_on_device(1000, 10) is None
     twins = Twins(device, 3, 20, seed=1, sampler=lambda: Fresh(WithoutReplacement()))
     for t in range(12):

@@ -13,7 +13,8 @@ from relive.core import _core
 PARTS = {
     "add_checked", "adding", "address", "aside", "ask", "bells", "binding", "bound", "calls", "close", "columns",
     "copies", "counters", "descriptor", "durable", "end", "ended_now", "errors", "filled", "flags",
-    "free_in_groups", "futex", "group", "has_last", "held", "holder", "inputs", "joined", "lanes", "ledger", "line", "locks",
+    "free_in_groups", "futex", "group", "has_last", "held", "holder", "inputs", "joined", "lanes", "ledger", "line",
+    "locks",
     "minibatches", "obs", "offsets", "permutations", "pieces", "prioritized", "probe", "progress", "ranks",
     "read_batch", "received", "replay", "ring", "sampler", "saver", "seed", "size", "snapshot", "space", "summed",
     "take_rows", "text", "under_way", "update_every", "waker", "wanted", "woken", "write_task", "writer", "written",

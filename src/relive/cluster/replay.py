@@ -37,7 +37,7 @@ from ..replay.loading import load_extra as extra_of
 from ..replay.saving import describe, rebuild
 from ..samplers.prioritized import Prioritized, doubles, errors_by_item, require_float32
 from ..samplers.uniform import Uniform
-from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
+from ..steps.arrays import Bools, Doubles, Ints, as_host, whole_numbers
 from ..steps.schema import Schema
 from ..views.contract import View, time_first_of
 from ..views.transitions import Transition
@@ -345,12 +345,12 @@ class Replay:
             waiting[group.up] = [group.totals[shard].waiting for shard in group.up]
             shares = self._shares(masses, waiting, missing, attempt)
             requests = {shard: ("sample", share, group.largest) for shard, share in shares.items()}
-            for shard, (totals, rows) in group.ask(requests).items():
+            for shard, (totals, given) in group.ask(requests).items():
                 group.note(shard, totals)
-                if rows is not None:
+                if given is not None:
                     group.received[shard] = Received(totals.born, totals.given)
-                    drawn.append(_Part(shard, float(masses[shard]), group.life(shard, totals.born), rows))
-                    missing -= rows.count
+                    drawn.append(_Part(shard, float(masses[shard]), group.life(shard, totals.born), given))
+                    missing -= given.rows
             # each shard counts with the mass of its first attempt, also one that gave rows and died since
             used = {k: used.get(k, float(masses[k])) for k in {*group.up, *(part.shard for part in drawn)}}
             attempt += 1
@@ -364,7 +364,7 @@ class Replay:
                 group.refresh()
         drawn.sort(key=lambda part: part.shard)
         batch = self._joined(drawn, sum(used[k] for k in sorted(used)))  # sorted: a sum of doubles depends on the order
-        return batch, sum(part.rows.new for part in drawn)
+        return batch, sum(part.given.new for part in drawn)
 
     def _shares(self, masses: Doubles, waiting: Ints, count: int, attempt: int) -> dict[int, Share]:
         """Divide ``count`` rows among the shards. With priorities, one tree of all rows would draw the same rows."""
@@ -382,7 +382,7 @@ class Replay:
 
     def _joined(self, drawn: Sequence[_Part], mass: float) -> Batch | SequenceBatch:
         """The batch of these rows. ``mass`` is that of all shards that they were drawn from."""
-        blocks = [part.rows.block for part in drawn]
+        blocks = [part.given.block for part in drawn]
         facts = () if blocks[0].spec.time_first is None else ("facts",)
         arrays, extras = [block.arrays() for block in blocks], dict[str, Tensor]()
         if any(part.life for part in drawn):  # in its first life a shard's indices are public as they are
@@ -394,11 +394,11 @@ class Replay:
         if sampler is not None:
             # a shard gives probabilities within the shard; times the mass of the plan, they are priorities
             chances = [of[(*facts, "probability")] * part.mass for of, part in zip(arrays, drawn, strict=True)]
-            by_chance = np.concatenate([np.arange(part.rows.count) >= part.rows.new for part in drawn])
+            by_chance = np.concatenate([np.arange(part.given.rows) >= part.given.new for part in drawn])
             extras |= self._weights(sampler, np.concatenate(chances), by_chance, mass)
         return joined_batch(blocks, extras)
 
-    def _weights(self, sampler: Prioritized, priorities: Doubles, by_chance: Array, mass: float) -> dict[str, Tensor]:
+    def _weights(self, sampler: Prioritized, priorities: Doubles, by_chance: Bools, mass: float) -> dict[str, Tensor]:
         """The ``weight`` and ``probability`` of rows with these priorities, as one ring of all shards gives them.
 
         Both are 1 for new rows, those that were not drawn ``by_chance``.
@@ -572,7 +572,7 @@ class _Part(NamedTuple):
     mass: float
     """The mass of the shard when the counts were drawn."""
     life: int
-    rows: ShardRows
+    given: ShardRows
 
 
 def load_extra(path: str | os.PathLike[str]) -> Any:

@@ -400,7 +400,8 @@ class ShardTotals(NamedTuple):
 class ShardRows(NamedTuple):
     """The rows that a shard gives for a batch."""
 
-    count: int
+    rows: int
+    """How many."""
     new: int
     """So many of them, the first ones, are served as new."""
     block: Block

@@ -609,7 +609,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         if self._mirror is None:
             raise LifecycleError(
                 f"compile: the bookkeeping of this replay is in RAM ({self._sampler!r}, device='{self.device}'); it is "
-                "on a device with device='cuda', Uniform(), Prioritized(), Recent() or Fresh(), and 4 rows an env or more"
+                "on a device with device='cuda', Uniform(), Prioritized(), Recent() or Fresh(), and 4 rows or more of "
+                "each env"
             )
         with self.lock:
             self._mirror.compile(**options)
