@@ -354,6 +354,16 @@ def test_windows_that_a_kill_ends_are_new_and_what_is_lost_later_is_counted(tmp_
         assert again.sampler.lost > 0
 
 
+def test_rows_that_come_after_a_power_cut_are_new_although_the_state_is_of_later() -> None:
+    one, other = (Twin(1, 30, sampler=Fresh()).play(*["."] * steps) for steps in (12, 6))
+    one.buffer.sample(11)
+    other.interrupt()
+    other.buffer.sampler.load_state_dict(one.buffer.sampler.state_dict())
+    assert other.buffer.sampler.waiting == 0
+    other.play(*["."] * 4)
+    assert other.buffer.sampler.waiting == 3
+
+
 # The ways in which batches are made.
 
 
