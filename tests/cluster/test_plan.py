@@ -44,7 +44,7 @@ def test_a_mass_at_the_very_end_of_a_shard_stays_within_it_where_the_difference_
     ends = masses.cumsum()
     wanted = np.array([math.nextafter(ends[1], 0.0)])
     assert wanted - masses[0] == masses[1]
-    assert BatchPlan(masses, ends, wanted).of(1).tolist() == [math.nextafter(1.5, 0.0)]
+    assert BatchPlan(masses, ends, wanted, np.zeros(2, np.int64)).of(1).tolist() == [math.nextafter(1.5, 0.0)]
 
 
 @pytest.mark.parametrize("stratified", [False, True])

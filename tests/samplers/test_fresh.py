@@ -27,7 +27,6 @@ from relive import (
     Uniform,
     WithoutReplacement,
 )
-from relive.cluster.shard import ShardSampler
 from relive.errors import EmptyError, FileFormatError, LifecycleError, ParameterError
 from support import internals
 from support.cases import covering
@@ -355,7 +354,30 @@ def test_windows_that_a_kill_ends_are_new_and_what_is_lost_later_is_counted(tmp_
         assert again.sampler.lost > 0
 
 
+def test_rows_that_come_after_a_power_cut_are_new_although_the_state_is_of_later() -> None:
+    one, other = (Twin(1, 30, sampler=Fresh()).play(*["."] * steps) for steps in (12, 6))
+    one.buffer.sample(11)
+    other.interrupt()
+    other.buffer.sampler.load_state_dict(one.buffer.sampler.state_dict())
+    assert other.buffer.sampler.waiting == 0
+    other.play(*["."] * 4)
+    assert other.buffer.sampler.waiting == 3
+
+
 # The ways in which batches are made.
+
+
+def test_the_rows_of_the_next_batch_are_those_that_wait_and_those_that_the_inner_sampler_would_draw() -> None:
+    twin = Twin(2, 60, sampler=Fresh(Prioritized()), view=NStep(1)).play(*[".."] * 20)
+    sampler, ring = twin.buffer.sampler, internals.ring(twin.buffer)
+    twin.buffer.sample(36)
+    twin.buffer.sample(2)
+    assert len(sampler.likely(ring, 8, 5, 1, 1)) == 6  # as many new ones are expected as came last: 2
+    twin.play("..", "..")
+    assert sampler.likely(ring, 8, 5, 1, 1).tolist() == sampler.draw(8, 5, 1, 1)[0].tolist()
+    twin.play(*[".."] * 20)
+    assert sampler.likely(ring, 8, 5, 1, 1).tolist() == sampler.draw(8, 5, 1, 1)[0].tolist()
+    assert sampler.served == 50
 
 
 def test_batches_drawn_ahead_that_nobody_took_are_drawn_again() -> None:
@@ -387,11 +409,6 @@ def test_a_mixture_has_the_new_rows_of_each_of_its_buffers() -> None:
     assert batch["index"][:8].tolist() == [*range(8)]
     assert batch["index"][8:12].tolist() == [*range(4)]
     assert [buffers[name].sampler.served for name in ("own", "human")] == [8, 4]
-
-
-def test_shards_refuse_it_with_a_message() -> None:
-    with pytest.raises(ParameterError, match=r"sampler=Fresh\(Uniform\(\)\): shards draw with Uniform\(\) or Prio"):
-        ShardSampler(Twin(1, 9, sampler=Fresh()).buffer)
 
 
 @pytest.mark.parametrize("view", ["transitions", "sequences"])

@@ -13,7 +13,8 @@ from relive.core import _core
 PARTS = {
     "add_checked", "adding", "address", "aside", "ask", "bells", "binding", "bound", "calls", "close", "columns",
     "copies", "counters", "descriptor", "durable", "end", "ended_now", "errors", "filled", "flags",
-    "free_in_groups", "futex", "group", "has_last", "held", "holder", "inputs", "lanes", "ledger", "line", "locks",
+    "free_in_groups", "futex", "group", "has_last", "held", "holder", "inputs", "joined", "lanes", "ledger", "line",
+    "locks",
     "minibatches", "obs", "offsets", "permutations", "pieces", "prioritized", "probe", "progress", "ranks",
     "read_batch", "received", "replay", "ring", "sampler", "saver", "seed", "size", "snapshot", "space", "summed",
     "take_rows", "text", "under_way", "update_every", "waker", "wanted", "woken", "write_task", "writer", "written",
@@ -22,6 +23,7 @@ PARTS = {
 
 MOVED = {
     "adders": "adders",
+    "checkpoint": "_state",
     "home": "_user_store",
     "largest": "noted_largest",
     "minima": "minima",
@@ -59,10 +61,17 @@ def nbytes_on_device(buffer: Any) -> int:
     """Bytes of all tensors that a replay on a device keeps besides its rows."""
     there = buffer._mirror
     draws = there._draws
-    holders = [part for part in (draws, getattr(draws, "windows", None)) if part is not None]
+    draw_parts = [draws, getattr(draws, "inner", None)]
+    draw_parts += [getattr(part, "windows", None) for part in draw_parts]
+    holders = [part for part in draw_parts if part is not None]
     trees = [part.tree for part in holders if hasattr(part, "tree")]
     parts = [there._rows, there._goals, *holders, *trees]
     return sum(x.nbytes for part in parts if part is not None for x in vars(part).values() if isinstance(x, Tensor))
+
+
+def draws_on_device(buffer: Any) -> Any:
+    """The part of a replay on a device that draws."""
+    return buffer._mirror._draws
 
 
 def repair(buffer: Any) -> None:

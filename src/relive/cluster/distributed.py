@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardedReplay", "minibatches", "sequences"]
 
-TOTALS = 3
+TOTALS = 4
 """How many of a rank's own numbers are its totals. They come first."""
 
 
@@ -54,8 +54,9 @@ class ShardedReplay:
     raises an error before its rows are drawn, then all ranks raise one.
 
     Args:
-        replay: this rank's replay. Its sampler is a :class:`relive.Uniform` or a :class:`relive.Prioritized`. All ranks
-            have the same ``seed`` and the same parameters of the sampler. Capacities and numbers of envs may differ.
+        replay: this rank's replay. Its sampler is a :class:`relive.Uniform`, a :class:`relive.Prioritized`, or a
+            :class:`relive.Fresh` around one of them. All ranks have the same ``seed`` and the same parameters of the
+            sampler. Capacities and numbers of envs may differ.
         group: the process group; None is the default one. If torch.distributed was not initialized, this process is
             the only rank.
         limit: how many rows of all ranks may be drawn for each step of all ranks, such as
@@ -100,7 +101,8 @@ class ShardedReplay:
         thread of this rank is in this call, the two threads wait for each other for ever.
 
         The number of rows that a rank draws depends on the rows that it had when it came. It draws them from the rows
-        that it has when all have come.
+        that it has when all have come. With :class:`relive.Fresh`, the new rows of a rank come first in its part, and
+        their weight is 1, times m R / B.
 
         Args:
             batch_size: B, over all ranks.
@@ -124,7 +126,7 @@ class ShardedReplay:
         """This rank's rows of a batch. ``table`` has the totals of all ranks, which may have changed since."""
         sampler, ranks = self._sampler, self._ranks
         try:
-            plan = sampler.plan(table[:, 0], batch_size, agreed.seed, agreed.t)
+            plan = sampler.plan(table[:, 0], batch_size, agreed.seed, agreed.t, table[:, 3])
         except EmptyError:  # on all ranks
             if self._limit is not None:
                 self._limit.take_back(batch_size)
@@ -137,11 +139,15 @@ class ShardedReplay:
             columns["weight"] *= np.float32(rows * ranks.count / batch_size)
             return columns
 
+        before = list[Any]()
+
         def read(least: float) -> tuple[ShardDraw, Batch | SequenceBatch]:
             with sampler.lock:  # for both, so that no row is overwritten between its draw and its read
                 if sampler.prioritized is not None:
                     sampler.prioritized.largest_error = table[:, 2].max().item()
-                sampler.count_batch(counts.item(ranks.rank))  # from here on this rank is at the next batch
+                # from here on this rank is at the next batch
+                sampler.count_batch(counts.item(ranks.rank), len(plan.wanted) > 0)
+                before.append(sampler.draw_state())
                 drawn = sampler.draw(plan, ranks.rank, key)
                 return drawn, sampler.read(drawn, key, rows, extras(drawn, least))
 
@@ -155,7 +161,12 @@ class ShardedReplay:
             priorities = results[0][0].priorities
             return RankReport({}, (math.inf if priorities is None else priorities.min(initial=math.inf),))
 
-        least = ranks.exchange("sample: weights", report).min().item()
+        try:
+            least = ranks.exchange("sample: weights", report).min().item()
+        except BaseException:
+            if results:  # new rows that nobody got are served again
+                sampler.put_back(before[0])
+            raise
         drawn, batch = results[0]
         # only the rows that were drawn: the others keep their weight of 0
         batch["weight"][: len(drawn.places)] = torch.from_numpy(extras(drawn, least)["weight"])
@@ -698,7 +709,7 @@ FIRST = 2
 """The first column of the values."""
 
 
-WIDTH = 18
+WIDTH = 20
 """How many values the first message of every exchange has room for: as many as `sample` reports.
 
 It is the same for all calls. The messages of ranks that are at different calls then have one size, so that each rank

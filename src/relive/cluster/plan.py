@@ -9,6 +9,10 @@ process that knows the masses and (seed, t) computes the same plan.
 Where all rows have the same chance, a shard's mass is its number of rows. Equal numbers from each shard, with corrected
 weights, would have the same expectation, but they are another batch, and have more variance.
 
+With :class:`relive.Fresh`, new rows come first, and only what they leave of the batch is drawn so. Each shard serves
+its own, all of them if the batch has room. Otherwise a shard serves B times its part of all that wait, rounded up or
+down at random, so that rows of all shards wait equally long. The counts add up to B exactly.
+
 The file reads from the whole to the part: the plan of a batch, the draws of one shard, and the division of envs and
 indices.
 """
@@ -20,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,7 +33,10 @@ from .. import core
 from ..batches import Batch, SequenceBatch
 from ..errors import EmptyError, NotFiniteError, ParameterError, ShapeError
 from ..parameters import COUNT_RULE, Rule, is_count, is_number, is_own, require
+from ..samplers.fresh import Fresh
 from ..samplers.prioritized import Prioritized
+from ..samplers.uniform import Uniform
+from ..samplers.uniform import masses as masses_of
 from ..steps.arrays import Array, Doubles, Ints
 
 if TYPE_CHECKING:
@@ -37,6 +44,12 @@ if TYPE_CHECKING:
 
 
 Floats = NDArray[np.float32]
+
+Shardable = Uniform | Prioritized | Fresh
+"""The samplers whose draws shards can divide; a Fresh with one of the others inside."""
+
+ROUNDING = -1
+"""The number of the stream that rounds counts of new rows. Those of shards count from 0."""
 
 
 class BatchPlan(NamedTuple):
@@ -47,16 +60,18 @@ class BatchPlan(NamedTuple):
     ends: Doubles
     """Where each shard's interval ends, ``[K]``: the running sum of ``masses``."""
     wanted: Doubles
-    """The masses that one ring of all rows would draw, ``[B]``."""
+    """The masses that one ring of all rows would draw: B of them, less the new rows."""
+    new: Ints
+    """How many new rows each shard serves, ``[K]``."""
 
     def counts(self) -> Ints:
-        """How many rows each shard draws, int64 ``[K]``."""
+        """How many rows each shard draws, int64 ``[K]``; new ones count."""
         # "right": a mass that lies on an end belongs to the shard after it, so a shard of mass 0 draws nothing
-        return np.bincount(self.ends.searchsorted(self.wanted, "right"), minlength=len(self.ends))
+        return self.new + np.bincount(self.ends.searchsorted(self.wanted, "right"), minlength=len(self.ends))
 
     def of(self, shard: int) -> Doubles:
-        """Where shard number ``shard`` draws its rows: ``[count]``, each from 0 to below the shard's mass, in the order
-        of the batch.
+        """Where shard number ``shard`` draws its rows but new ones: ``[count]``, each from 0 to below the shard's mass,
+        in the order of the batch.
 
         Raises:
             ParameterError: there is no such shard.
@@ -68,17 +83,37 @@ class BatchPlan(NamedTuple):
         return np.minimum(masses, math.nextafter(self.masses[shard], 0.0))  # a difference may round up to the mass
 
 
-def plan(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: bool = False) -> BatchPlan:
-    """How shards divide batch number ``t``. Arguments and errors are those of :func:`shard_counts`."""
+def plan(
+    masses: ArrayLike,
+    batch_size: int,
+    seed: int,
+    t: int,
+    *,
+    stratified: bool = False,
+    waiting: ArrayLike | None = None,
+) -> BatchPlan:
+    """How shards divide batch number ``t``. Arguments and errors are those of :func:`shard_counts`.
+
+    Args:
+        masses: see there.
+        batch_size: see there.
+        seed: see there.
+        t: see there.
+        stratified: see there.
+        waiting: ``[K]``, how many new rows wait in each shard; None is none.
+    """
     require("shard_counts", COUNT_RULE, batch_size=batch_size)
     require("shard_counts", (is_count, "expected the number of the batch, a whole number of at least 0"), t=t)
     vector = np.asarray(masses, np.float64)
     if vector.ndim != 1 or not vector.size:
         raise ShapeError(f"masses: expected one number per shard, [K], got shape {vector.shape}")
-    ends, wanted = _ends(vector), np.empty(batch_size)
-    total = float(ends[-1])
-    core.masses(core.key(seed, t), stratified, total, wanted)
-    return BatchPlan(vector, ends, wanted)
+    new = _new_counts(np.zeros(len(vector)) if waiting is None else waiting, batch_size, core.key(seed, t))
+    wanted = np.empty(batch_size - int(new.sum()))
+    if not len(wanted):  # then nothing is drawn by chance, whatever the masses are
+        return BatchPlan(vector, vector.cumsum(), wanted, new)
+    ends = _ends(vector)
+    core.masses(core.key(seed, t), stratified, float(ends[-1]), wanted)
+    return BatchPlan(vector, ends, wanted, new)
 
 
 def shard_counts(masses: ArrayLike, batch_size: int, seed: int, t: int, *, stratified: bool = False) -> Ints:
@@ -147,6 +182,20 @@ def global_weights(priorities: ArrayLike, least: float, beta: float) -> Floats:
         return ((np.asarray(priorities, np.float64) / least) ** -beta).astype(np.float32)
 
 
+def _new_counts(waiting: ArrayLike, batch_size: int, stream: int) -> Ints:
+    """How many new rows each shard serves, int64 ``[K]``: all that wait, or ``batch_size`` of them."""
+    counts = np.asarray(waiting, np.int64)
+    total = int(counts.sum())
+    if total <= batch_size:
+        return counts
+    # one shift for all shards: so each count is one of the two whole numbers beside its exact part, and that part on
+    # average. Rounded down each time, a shard with few rows would never have its turn
+    shift = np.empty(1)
+    core.masses(core.key(stream, ROUNDING), False, float(total), shift)
+    ends = [(end * batch_size + int(shift[0])) // total for end in (0, *counts.cumsum().tolist())]
+    return np.diff(ends)
+
+
 def _ends(masses: Doubles) -> Doubles:
     """The running sum of the shards' masses, ``[K]``, added from the first to the last."""
     with np.errstate(all="ignore"):  # what is wrong is named below
@@ -173,19 +222,23 @@ class Totals(NamedTuple):
     """The smallest priority if weights are normalized by the whole buffer; otherwise infinity."""
     largest: float
     """The largest TD error ever set, which new transitions get; 0 without priorities."""
+    waiting: int = 0
+    """With :class:`relive.Fresh`, how many rows were not served yet."""
 
 
 class Share(NamedTuple):
     """The rows of a batch that one shard is to draw."""
 
     rows: int
-    """How many rows."""
+    """How many rows, besides new ones."""
     stream: int
     """The stream of random numbers, for uniform draws and for views that draw goals."""
     mass: float
     """The mass of the shard when the batch was planned."""
     masses: Doubles
     """With priorities, where the rows lie in that mass: float64 ``[rows]``, from 0 to below ``mass``."""
+    new: int = 0
+    """How many new rows, which come first."""
 
 
 class ShardDraw(NamedTuple):
@@ -194,15 +247,18 @@ class ShardDraw(NamedTuple):
     places: Ints
     """Where they lie, int64 ``[count]``."""
     priorities: Doubles | None
-    """Their priorities, ``[count]``, as parts of the mass that the batch was planned with. None where all rows have the
-    same chance."""
+    """The priorities of all but the new ones, as parts of the mass that the batch was planned with. None where all rows
+    have the same chance."""
+    new: int = 0
+    """So many of the rows, the first ones, are served as new."""
 
 
 class ShardSampler:
     """Draws the rows of one shard for the batches that all shards draw together. The caller holds :attr:`lock`.
 
     Args:
-        replay: the shard. Its sampler is a :class:`relive.Uniform` or a :class:`relive.Prioritized`.
+        replay: the shard. Its sampler is a :class:`relive.Uniform`, a :class:`relive.Prioritized`, or a
+            :class:`relive.Fresh` around one of them.
 
     Raises:
         ParameterError: the sampler is another one; its draws depend on the order in which all rows came.
@@ -218,8 +274,10 @@ class ShardSampler:
         self._progress, self._sampler = inside._progress, inside._sampler
         if not (is_own(self._sampler) and self._sampler.can_be_shared):
             raise ParameterError(
-                f"sampler={self._sampler!r}: shards draw with Uniform() or Prioritized(...); create the replay with one"
+                f"sampler={self._sampler!r}: shards draw with Uniform() or Prioritized(...), or Fresh(...) around one "
+                "of them; create the replay with one"
             )
+        self._by_chance = self._sampler.by_chance
         self.prioritized: Prioritized | None = self._sampler.prioritized
 
     @property
@@ -242,26 +300,35 @@ class ShardSampler:
         """Parameters that are equal in all shards. Otherwise their priorities and weights would not fit together."""
         sampler = self.prioritized
         if sampler is None:
-            return {"whether there are priorities": False}
+            return {"whether new rows come first": self._serves_new, "whether there are priorities": False}
         default = -1.0 if sampler.default_error is None else sampler.default_error
         compares = self.compares_in_batch
         flags = {"stratified": sampler.stratified, "whether weights compare with the batch": compares}
         numbers = {"alpha": sampler.alpha, "eps": sampler.eps, "beta": sampler.current_beta}
-        return {"whether there are priorities": True, **numbers, "default_error (or -1)": default, **flags}
+        kind = {"whether new rows come first": self._serves_new, "whether there are priorities": True}
+        return {**kind, **numbers, "default_error (or -1)": default, **flags}
+
+    @property
+    def _serves_new(self) -> bool:
+        return self._by_chance is not self._sampler
 
     def totals(self) -> Totals:
         """The totals of this shard now."""
         self._prepare()
-        sampler = self.prioritized
+        sampler, waiting = self.prioritized, self._sampler.waiting
         if sampler is None:
-            return Totals(self._sampler.mass, math.inf, 0.0)
+            return Totals(self._mass, math.inf, 0.0, waiting)
         least = sampler.smallest if sampler.normalize == "buffer" else math.inf
-        return Totals(sampler.mass, least, sampler.largest_error)
+        return Totals(self._mass, least, sampler.largest_error, waiting)
 
-    def plan(self, masses: Doubles, batch_size: int, seed: int, t: int) -> BatchPlan:
-        """How shards with these ``masses``, ``[K]``, divide batch ``t``."""
+    @property
+    def _mass(self) -> float:
+        return cast("Uniform | Prioritized", self._by_chance).mass
+
+    def plan(self, masses: Doubles, batch_size: int, seed: int, t: int, waiting: ArrayLike | None = None) -> BatchPlan:
+        """How shards with these ``masses``, ``[K]``, and ``waiting`` rows, ``[K]``, divide batch ``t``."""
         stratified = self.prioritized is not None and self.prioritized.stratified
-        return plan(masses, batch_size, seed, t, stratified=stratified)
+        return plan(masses, batch_size, seed, t, stratified=stratified, waiting=waiting)
 
     def draw(self, planned: BatchPlan, shard: int, key: int) -> ShardDraw:
         """Draw the rows of this shard for a batch, as :meth:`draw_share`.
@@ -272,10 +339,12 @@ class ShardSampler:
             key: :func:`relive.cluster.plan.shard_key`, with which a uniform sampler draws its rows.
         """
         masses = planned.of(shard)
-        return self.draw_share(Share(len(masses), key, planned.masses.item(shard), masses))
+        return self.draw_share(Share(len(masses), key, planned.masses.item(shard), masses, planned.new.item(shard)))
 
     def draw_share(self, share: Share) -> ShardDraw:
         """Draw a share of a batch from the rows that are here now; none if there are no rows any more.
+
+        New rows that were overwritten since the batch was planned are replaced by others, drawn by chance.
 
         Rows may have come, gone or got other priorities since the batch was planned. The masses that were planned are
         therefore stretched to the mass that is here now. The chance of a row is the product of two chances: that of the
@@ -283,28 +352,47 @@ class ShardSampler:
         rows are those that one ring of all shards draws.
         """
         self._prepare()
-        now, sampler = self._sampler.mass, self.prioritized
-        if share.rows and now > 0.0:
+        new = self._sampler.take_new(share.new) if share.new else np.empty(0, np.int64)
+        now, sampler, rows = self._mass, self.prioritized, share.rows + share.new - len(new)
+        places, priorities = np.empty(0, np.int64), None if sampler is None else np.empty(0)
+        if rows and now > 0.0:
             with suppress(EmptyError, core.EmptyDraw):  # a signal handler may clear the replay between these lines
                 if sampler is None:
-                    return ShardDraw(self._sampler.draw(share.rows, share.stream, 1, 1)[0], None)
-                # below the mass: a product that rounds up to it lies behind the last row
-                wanted = np.minimum(share.masses * (now / share.mass), math.nextafter(now, 0.0))
-                places, priorities = sampler.draw_at(wanted)
-                return ShardDraw(places, priorities * (share.mass / now))
-        return ShardDraw(np.empty(0, np.int64), None if sampler is None else np.empty(0))
+                    places = self._by_chance.draw(rows, share.stream, 1, 1)[0]
+                elif share.mass > 0.0:
+                    masses = share.masses
+                    if rows > share.rows:
+                        masses = np.concatenate([masses, masses_of(rows - share.rows, share.stream, False, share.mass)])
+                    # below the mass: a product that rounds up to it lies behind the last row
+                    wanted = np.minimum(masses * (now / share.mass), math.nextafter(now, 0.0))
+                    places, priorities = sampler.draw_at(wanted)
+                    priorities = priorities * (share.mass / now)
+        return ShardDraw(np.concatenate([new, places]) if len(new) else places, priorities, len(new))
 
-    def count_batch(self, rows: int) -> None:
-        """Count a batch of all shards, in which this shard drew ``rows`` rows, and go on to the next number."""
+    def count_batch(self, rows: int, by_chance: bool) -> None:
+        """Count a batch of all shards, in which this shard drew ``rows`` rows, and go on to the next number.
+
+        ``by_chance`` is False if the batch, over all shards, has new rows alone: beta does not move on then.
+        """
         self._progress.draws += 1
         self._progress.sampled += rows
-        if self.prioritized is not None:
+        if self.prioritized is not None and by_chance:
             self.prioritized.count_draw()
+
+    def draw_state(self) -> Any:
+        """The state that draws change, for :meth:`put_back`."""
+        return self._sampler.draw_state()
+
+    def put_back(self, draw_state: Any) -> None:
+        """Serve again what was served since then: nobody got it."""
+        with self.lock:
+            self._prepare()
+            self._sampler.set_draw_state(draw_state)
 
     def weights(self, drawn: ShardDraw, total: float, least: float, beta: float) -> dict[str, Array]:
         """``weight`` and, with priorities, ``probability``, as one ring of all shards gives them.
 
-        Without priorities, each weight is 1.
+        Without priorities, and for new rows, each weight is 1.
 
         Args:
             drawn: the rows of this shard.
@@ -314,10 +402,14 @@ class ShardSampler:
         """
         if drawn.priorities is None:
             return {"weight": np.ones(len(drawn.places), np.float32)}
-        if not len(drawn.places):  # then there may be no least priority
-            return {"weight": np.empty(0, np.float32), "probability": np.empty(0)}
-        weight = global_weights(drawn.priorities, least, beta)
-        return {"weight": weight, "probability": drawn.priorities / total}
+        certain = np.ones(drawn.new)
+        if not len(drawn.priorities):  # then there may be no least priority
+            return {"weight": certain.astype(np.float32), "probability": certain}
+        weight, probability = global_weights(drawn.priorities, least, beta), drawn.priorities / total
+        if drawn.new:
+            return {"weight": np.concatenate([certain.astype(np.float32), weight]),
+                    "probability": np.concatenate([certain, probability])}  # fmt: skip
+        return {"weight": weight, "probability": probability}
 
     def read(
         self, drawn: ShardDraw, key: int, rows: int | None = None, extras: Mapping[str, Array] | None = None

@@ -29,7 +29,7 @@ from ..files.format import Array
 from ..files.save import to_json
 from ..parameters import COUNT_RULE, FLAG_RULE, SECONDS_RULE, TIMEOUT_RULE, require, seed_or_drawn
 from ..printable import add_note, shown
-from ..processes.blocks import Block, joined_batch
+from ..processes.blocks import joined_batch
 from ..processes.limits import LIMIT_RULE, RateLimit
 from ..replay.buffer import ReplayBuffer
 from ..replay.checks import require_rows
@@ -37,13 +37,24 @@ from ..replay.loading import load_extra as extra_of
 from ..replay.saving import describe, rebuild
 from ..samplers.prioritized import Prioritized, doubles, errors_by_item, require_float32
 from ..samplers.uniform import Uniform
-from ..steps.arrays import Doubles, Ints, as_host, whole_numbers
+from ..steps.arrays import Bools, Doubles, Ints, as_host, whole_numbers
 from ..steps.schema import Schema
 from ..views.contract import View, time_first_of
 from ..views.transitions import Transition
 from .messages import PAUSE, Link
-from .plan import LIVES, Partition, Share, global_weights, plan, shard_key
-from .shard import Allowance, Connect, RingOptions, SavedShard, ShardPlan, ShardTotals, commit_path, require_shardable
+from .plan import LIVES, Partition, Shardable, Share, global_weights, plan, shard_key
+from .shard import (
+    Allowance,
+    Connect,
+    Received,
+    RingOptions,
+    SavedShard,
+    ShardPlan,
+    ShardRows,
+    ShardTotals,
+    commit_path,
+    require_shardable,
+)
 from .writer import ClusterWriter, ShardSender, StepPacker
 
 START_TIMEOUT = 600.0
@@ -57,7 +68,7 @@ AGAIN = 1 << 62
 
 ADDED = (
     "size", "completed", "episodes", "late_updates", "not_finite_rewards", "lost_steps", "repeated_steps",
-    "dropped_updates", "commits", "insert_waits", "insert_waited",
+    "dropped_updates", "commits", "insert_waits", "insert_waited", "served", "waiting", "lost",
 )  # fmt: skip
 """The figures that are added up over the shards."""
 
@@ -85,7 +96,8 @@ class Replay:
         capacity: rows of all shards together.
         num_envs: N, over all workers. All steps of an env lie in one shard.
         shards: K, at most N.
-        sampler: :class:`relive.Uniform` (default) or :class:`relive.Prioritized`.
+        sampler: :class:`relive.Uniform` (default), :class:`relive.Prioritized`, or a :class:`relive.Fresh` around one
+            of them.
         view: any view; default :func:`relive.Transition`.
         ordered: as :class:`relive.ReplayBuffer` takes it.
         own_next_obs: as :class:`relive.ReplayBuffer` takes it.
@@ -114,7 +126,7 @@ class Replay:
         num_envs: int = 1,
         *,
         shards: int = 1,
-        sampler: Uniform | Prioritized | None = None,
+        sampler: Shardable | None = None,
         view: View | None = None,
         ordered: bool = True,
         own_next_obs: bool = False,
@@ -142,7 +154,7 @@ class Replay:
         *,
         shards: int | None = None,
         capacity: int | None = None,
-        sampler: Uniform | Prioritized | None = None,
+        sampler: Shardable | None = None,
         view: View | None = None,
         commit_every: float | None = None,
         durable: bool = False,
@@ -281,7 +293,8 @@ class Replay:
     def sample(self, batch_size: int) -> Any:
         """One batch ``[batch_size]``, shard after shard, with the fields of :meth:`relive.ReplayBuffer.sample`.
 
-        All TD errors passed before are in effect. If a shard does not answer, the others draw its rows instead.
+        All TD errors passed before are in effect. If a shard does not answer, the others draw its rows instead. With
+        :class:`relive.Fresh`, the part of each shard begins with its new rows.
 
         Raises:
             EmptyError: there is no complete transition.
@@ -296,17 +309,22 @@ class Replay:
         limit, state = self._limit, self._state
         if limit is not None:
             limit.await_batch(batch_size)
+        received = self._group.received.copy()
         try:
-            batch = self._draw(batch_size)
+            batch, new = self._draw(batch_size)
         except BaseException:
+            self._group.received = received  # shards that gave rows serve the new ones again
             if limit is not None:
                 limit.limit.count(samples=-batch_size)  # nothing was drawn of what await_batch() counted
             raise
-        self._state = state._replace(draws=state.draws + 1, sampled=state.sampled + batch_size)
+        drawn, sampled, only_new = state.draws + 1, state.sampled + batch_size, state.only_new + (new == batch_size)
+        self._state = state._replace(draws=drawn, sampled=sampled, only_new=only_new)
         return batch
 
-    def _draw(self, batch_size: int) -> Batch | SequenceBatch:
-        """Draw the next batch. The caller has just read the totals of the shards.
+    def _draw(self, batch_size: int) -> tuple[Batch | SequenceBatch, int]:
+        """Draw the next batch; returns it, and how many of its rows are new.
+
+        The caller has just read the totals of the shards.
 
         The shards' masses decide how many rows each shard draws. Each then draws from the rows that it has when it is
         asked. The probability of a row is the product of the two chances. So it is exact even if rows come or get new
@@ -318,19 +336,21 @@ class Replay:
         """
         # two round trips: the learner plans the masses, and the shards find the rows. To plan with the masses of the
         # batch before would save one, but TD errors would count a batch late
-        group, drawn, used = self._group, list[_ShardRows](), dict[int, float]()
+        group, drawn, used = self._group, list[_Part](), dict[int, float]()
         patience = (group.count + 1) * group.timeout  # each shard may take its time
         missing, attempt, end = batch_size, 0, time.monotonic() + patience
         while missing:
-            masses = np.zeros(group.count)  # 0 for those that do not answer
+            masses, waiting = np.zeros(group.count), np.zeros(group.count, np.int64)  # 0 for those that do not answer
             masses[group.up] = [group.totals[shard].mass for shard in group.up]
-            shares = self._shares(masses, missing, attempt)
+            waiting[group.up] = [group.totals[shard].waiting for shard in group.up]
+            shares = self._shares(masses, waiting, missing, attempt)
             requests = {shard: ("sample", share, group.largest) for shard, share in shares.items()}
-            for shard, (totals, block) in group.ask(requests).items():
+            for shard, (totals, given) in group.ask(requests).items():
                 group.note(shard, totals)
-                if block is not None:
-                    drawn.append(_ShardRows(shard, float(masses[shard]), group.life(shard, totals.born), block))
-                    missing -= shares[shard].rows
+                if given is not None:
+                    group.received[shard] = Received(totals.born, totals.given)
+                    drawn.append(_Part(shard, float(masses[shard]), group.life(shard, totals.born), given))
+                    missing -= given.rows
             # each shard counts with the mass of its first attempt, also one that gave rows and died since
             used = {k: used.get(k, float(masses[k])) for k in {*group.up, *(part.shard for part in drawn)}}
             attempt += 1
@@ -343,21 +363,26 @@ class Replay:
                     )
                 group.refresh()
         drawn.sort(key=lambda part: part.shard)
-        return self._joined(drawn, sum(used[k] for k in sorted(used)))  # sorted: a sum of doubles depends on the order
+        batch = self._joined(drawn, sum(used[k] for k in sorted(used)))  # sorted: a sum of doubles depends on the order
+        return batch, sum(part.given.new for part in drawn)
 
-    def _shares(self, masses: Doubles, count: int, attempt: int) -> dict[int, Share]:
+    def _shares(self, masses: Doubles, waiting: Ints, count: int, attempt: int) -> dict[int, Share]:
         """Divide ``count`` rows among the shards. With priorities, one tree of all rows would draw the same rows."""
         state = self._state
         sampler, t = state.sampler.prioritized, state.draws
         seed = key(state.seed, AGAIN + attempt) if attempt else state.seed
-        planned = plan(masses, count, seed, t, stratified=sampler is not None and sampler.stratified)
-        counts = {shard: rows for shard, rows in enumerate(planned.counts().tolist()) if rows}
-        at = {shard: np.empty(0) if sampler is None else planned.of(shard) for shard in counts}
-        return {k: Share(rows, shard_key(seed, t, k), float(masses[k]), at[k]) for k, rows in counts.items()}
+        stratified = sampler is not None and sampler.stratified
+        planned = plan(masses, count, seed, t, stratified=stratified, waiting=waiting)
+        counts, new = planned.counts().tolist(), planned.new.tolist()
+        at = {k: np.empty(0) if sampler is None else planned.of(k) for k, rows in enumerate(counts) if rows}
+        return {
+            k: Share(counts[k] - new[k], shard_key(seed, t, k), float(masses[k]), masses_of_it, new[k])
+            for k, masses_of_it in at.items()
+        }
 
-    def _joined(self, drawn: Sequence[_ShardRows], mass: float) -> Batch | SequenceBatch:
+    def _joined(self, drawn: Sequence[_Part], mass: float) -> Batch | SequenceBatch:
         """The batch of these rows. ``mass`` is that of all shards that they were drawn from."""
-        blocks = [part.block for part in drawn]
+        blocks = [part.given.block for part in drawn]
         facts = () if blocks[0].spec.time_first is None else ("facts",)
         arrays, extras = [block.arrays() for block in blocks], dict[str, Tensor]()
         if any(part.life for part in drawn):  # in its first life a shard's indices are public as they are
@@ -369,16 +394,24 @@ class Replay:
         if sampler is not None:
             # a shard gives probabilities within the shard; times the mass of the plan, they are priorities
             chances = [of[(*facts, "probability")] * part.mass for of, part in zip(arrays, drawn, strict=True)]
-            extras |= self._weights(sampler, np.concatenate(chances), mass)
+            by_chance = np.concatenate([np.arange(part.given.rows) >= part.given.new for part in drawn])
+            extras |= self._weights(sampler, np.concatenate(chances), by_chance, mass)
         return joined_batch(blocks, extras)
 
-    def _weights(self, sampler: Prioritized, priorities: Doubles, mass: float) -> dict[str, Tensor]:
-        """The ``weight`` and ``probability`` of rows with these priorities, as one ring of all shards gives them."""
-        least = float(priorities.min())
-        if sampler.normalize == "buffer":
-            least = min([least, *(self._group.totals[shard].least for shard in self._group.up)])
-        weights = global_weights(priorities, least, sampler.beta_at(self._state.draws))
-        return {"weight": torch.from_numpy(weights), "probability": torch.from_numpy(priorities / mass)}
+    def _weights(self, sampler: Prioritized, priorities: Doubles, by_chance: Bools, mass: float) -> dict[str, Tensor]:
+        """The ``weight`` and ``probability`` of rows with these priorities, as one ring of all shards gives them.
+
+        Both are 1 for new rows, those that were not drawn ``by_chance``.
+        """
+        weight, probability = np.ones(len(priorities), np.float32), np.ones(len(priorities))
+        drawn = priorities[by_chance]
+        if len(drawn):
+            least = float(drawn.min())
+            if sampler.normalize == "buffer":
+                least = min([least, *(self._group.totals[shard].least for shard in self._group.up)])
+            beta = sampler.beta_at(self._state.draws - self._state.only_new)
+            weight[by_chance], probability[by_chance] = global_weights(drawn, least, beta), drawn / mass
+        return {"weight": torch.from_numpy(weight), "probability": torch.from_numpy(probability)}
 
     def update_priorities(
         self, index: ArrayLike | Tensor, td_error: ArrayLike | Tensor, mask: ArrayLike | Tensor | None = None
@@ -490,6 +523,7 @@ class Replay:
         - ``repeated_steps``: steps that came twice and were stored once;
         - ``dropped_updates``: TD errors for a shard that was restarted or did not answer;
         - ``commits``: commits of the shards;
+        - ``served``, ``waiting``, ``lost``: with :class:`relive.Fresh`, as that counts them;
         - ``insert_waits``, ``sample_waits``: how often a writer and the learner had to wait for the limit;
           ``insert_waited``, ``sample_waited``: how many seconds in all.
         """
@@ -531,14 +565,14 @@ class Replay:
         )
 
 
-class _ShardRows(NamedTuple):
-    """Rows that one shard drew for a batch."""
+class _Part(NamedTuple):
+    """The part of a batch that one shard drew."""
 
     shard: int
     mass: float
     """The mass of the shard when the counts were drawn."""
     life: int
-    block: Block
+    given: ShardRows
 
 
 def load_extra(path: str | os.PathLike[str]) -> Any:
@@ -594,10 +628,12 @@ class Checkpoint(NamedTuple):
     """Rows drawn."""
     cut: int
     """The number of the shards' commits that belong to it."""
-    sampler: Uniform | Prioritized
+    sampler: Shardable
     view: View
     counted: tuple[int, int] | None = None
     """Steps and rows that its limit of samples per insert has counted; None without one."""
+    only_new: int = 0
+    """Batches that had new rows alone."""
 
     @property
     def ring_options(self) -> RingOptions:
@@ -631,6 +667,7 @@ class Checkpoint(NamedTuple):
             "own_next_obs": self.own_next_obs,
             "seed": self.seed,
             "counts": [self.draws, self.sampled, self.cut],
+            "only_new": self.only_new,
             "sampler": describe(self.sampler),
             "view": describe(self.view),
             "extra": described,
@@ -639,7 +676,7 @@ class Checkpoint(NamedTuple):
         files.write(_manifest(path), tensors, content)
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], sampler: Uniform | Prioritized | None, view: View | None) -> Checkpoint:
+    def read(cls, path: str | os.PathLike[str], sampler: Shardable | None, view: View | None) -> Checkpoint:
         """The checkpoint in a directory, with this sampler and view where they are not None.
 
         Raises:
@@ -663,7 +700,9 @@ class Checkpoint(NamedTuple):
         if content.get("limit") is not None:  # saves of earlier versions have none
             inserts, samples = integers(content, "limit", 2).tolist()
             counted = inserts, samples
-        return cls(schema, capacity, num_envs, shards, ordered, own, seed, draws, sampled, cut, *parts, counted)
+        only_new = entry({"only_new": 0, **content}, "only_new", int)  # as above
+        sizes = capacity, num_envs, shards
+        return cls(schema, *sizes, ordered, own, seed, draws, sampled, cut, *parts, counted, only_new)
 
     def saved_shards(self, path: str | os.PathLike[str]) -> tuple[SavedShard, ...]:
         """The shards of this checkpoint, which is in directory ``path``."""
@@ -786,6 +825,9 @@ class Group:
         """The totals that each shard last gave; none before all have begun."""
         self.largest: float = 0.0
         """The largest TD error that any shard has seen."""
+        self.received: dict[int, Received] = {}
+        """The batches of each shard that have come here, and were not given up since. Sent with each question for its
+        totals, so that new rows whose way here was lost are served again."""
         self.forgotten: list[int] = [0] * count
         """How many steps each shard has lost: it had them in its last totals, and not when it came back."""
         self.allowances: Callable[[], Sequence[Allowance | None]] = lambda: [None] * count
@@ -842,7 +884,7 @@ class Group:
         while True:
             self._revive()
             allowances = self.allowances()
-            requests = {shard: ("totals", self.largest, allowances[shard]) for shard in self.up}
+            requests = {shard: ("totals", self.largest, allowances[shard], self._received(shard)) for shard in self.up}
             for shard, totals in self.ask(requests).items():
                 self.note(shard, totals)
                 self.answered(shard, totals)
@@ -854,6 +896,11 @@ class Group:
                     "actors, or raise timeout"
                 )
             time.sleep(PAUSE)
+
+    def _received(self, shard: int) -> Received:
+        """The batches of the last known life of a shard."""
+        born, known = self.totals[shard].born, self.received.get(shard)
+        return known if known is not None and known.born == born else Received(born, 0)
 
     def note(self, shard: int, totals: ShardTotals) -> None:
         """Note the totals that a shard gave."""

@@ -14,13 +14,14 @@ import json
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
 from zlib import crc32
 
 import numpy as np
@@ -35,17 +36,19 @@ from ..processes.blocks import Block, packed_batch
 from ..processes.lanes import Intake
 from ..replay.buffer import ReplayBuffer
 from ..replay.loading import load_extra
-from ..samplers.prioritized import Prioritized
-from ..samplers.uniform import Uniform
 from ..steps.arrays import Array, Doubles, Ints, as_host
 from ..steps.schema import Field, Schema, map_leaves
 from ..steps.schema import Path as FieldPath
 from ..views.contract import View
 from .messages import Link
-from .plan import ShardSampler, Share
+from .plan import Shardable, ShardSampler, Share
 
 INDICES: set[FieldPath] = {("index",), ("next_index",), ("facts", "index")}
 """The parts of a batch's block that name transitions."""
+
+UNCONFIRMED = 16
+"""So many of the last batches that a shard gave can be taken back. A batch of the learner has one of each shard, and
+one more each time that a shard fails while it is drawn."""
 
 
 class Shard:
@@ -74,6 +77,10 @@ class Shard:
         self._refused: dict[str, float] = {}
         """The time since which each writer waits for the limit, by the writer's token, in monotonic seconds."""
         self._waits, self._waited = 0, 0.0
+        self._given = 0
+        """How many batches this life has given."""
+        self._before = deque[Any](maxlen=UNCONFIRMED)
+        """The sampler's state before each of the last of them."""
         self._saving: tuple[int, SaveHandle] | None = None
         """The last checkpoint that this life has begun, and its save."""
 
@@ -96,40 +103,58 @@ class Shard:
 
     # -- what there is to draw ----------------------------------------------------------------------------------
 
-    def totals(self, largest: float = 0.0, allowance: Allowance | None = None) -> ShardTotals:
+    def totals(
+        self, largest: float = 0.0, allowance: Allowance | None = None, received: Received | None = None
+    ) -> ShardTotals:
         """The rows that can be drawn now. The shard may hold other rows when it is asked to draw them.
 
         Args:
             largest: the largest TD error of all shards, which new transitions get in this shard, too.
             allowance: from now on, the shard stores no more steps than this allows; None changes nothing.
+            received: the batches of this shard that the learner has. New rows of later ones, whose answer was lost,
+                are served again. None changes nothing.
         """
         if allowance is not None and allowance.born == self.born:  # one of an earlier life counts steps that are lost
             self._most = allowance.steps
         size, sampler = len(self.replay), ShardSampler(self.replay)
+        if received is not None and received.born == self.born:
+            lost = min(self._given - received.batches, len(self._before))
+            if lost > 0:
+                sampler.put_back(self._before[-lost])
+            for _ in range(lost):
+                self._before.pop()
+            self._given = received.batches
         with sampler.lock:
             if sampler.prioritized is not None:
                 sampler.prioritized.largest_error = largest
-            return ShardTotals(self.born, self._version, size, *sampler.totals(), self._ledger.stored)
+            mass, least, largest_error, waiting = sampler.totals()
+            return ShardTotals(
+                self.born, self._version, size, mass, least, largest_error, self._ledger.stored, waiting, self._given
+            )
 
-    def sample(self, share: Share, largest: float = 0.0) -> tuple[ShardTotals, Block | None]:
+    def sample(self, share: Share, largest: float = 0.0) -> tuple[ShardTotals, ShardRows | None]:
         """Draw a share of a batch from the rows that are here now.
 
         Returns:
             the totals that the rows were drawn from; and the rows, or None if there is nothing to draw.
         """
         totals, sampler = self.totals(largest), ShardSampler(self.replay)
-        if not totals.mass > 0.0:
-            return totals, None
         extras: dict[str, Array] = {}
         with sampler.lock:  # for the draw and the read, so that no row is overwritten in between
-            drawn = sampler.draw_share(share)
+            before, drawn = sampler.draw_state(), sampler.draw_share(share)
+            rows = len(drawn.places)
+            if not rows:
+                return totals, None
+            self._before.append(before)
+            self._given += 1
             if drawn.priorities is not None:
-                # the learner computes the weights, which depend on all shards
-                extras = {"weight": np.empty(share.rows, np.float32), "probability": drawn.priorities / share.mass}
-            sampler.count_batch(share.rows)
+                # the learner computes the weights, which depend on all shards, and knows which rows are new
+                chances = np.concatenate([np.ones(drawn.new), drawn.priorities / (share.mass or 1.0)])
+                extras = {"weight": np.empty(rows, np.float32), "probability": chances}
+            sampler.count_batch(rows, rows > drawn.new)
             block = packed_batch(sampler.read(drawn, share.stream, extras=extras))
         self._name_globally(block)
-        return totals, block
+        return totals._replace(given=self._given), ShardRows(rows, drawn.new, block)
 
     def update(self, born: str, index: Ints, td_error: Doubles, mask: Array | None, largest: float = 0.0) -> int:
         """Set the TD errors of transitions drawn in the life ``born``; see ``ReplayBuffer.update_priorities``.
@@ -249,7 +274,11 @@ class Shard:
 
     def stats(self) -> dict[str, float]:
         """The figures of the ring and of failures: see :meth:`relive.cluster.Replay.stats`."""
+        sampler = cast("Shardable", self.replay.sampler)
         return self.replay.stats() | {
+            "served": float(sampler.served),
+            "waiting": float(sampler.waiting),
+            "lost": float(sampler.lost),
             "lost_steps": float(self._ledger.lost),
             "repeated_steps": float(self._ledger.repeated),
             "dropped_updates": float(self._dropped),
@@ -362,6 +391,29 @@ class ShardTotals(NamedTuple):
     """The largest TD error that the shard has seen; 0 without priorities."""
     stored: int
     """How many steps all its writers have ever stored. If a later life has a smaller number, it has lost the others."""
+    waiting: int = 0
+    """With :class:`relive.Fresh`, how many rows were not served yet."""
+    given: int = 0
+    """How many batches the shard has given in this life."""
+
+
+class ShardRows(NamedTuple):
+    """The rows that a shard gives for a batch."""
+
+    rows: int
+    """How many."""
+    new: int
+    """So many of them, the first ones, are served as new."""
+    block: Block
+
+
+class Received(NamedTuple):
+    """The batches of a shard that the learner has received."""
+
+    born: str
+    """The life of the shard that gave them."""
+    batches: int
+    """How many."""
 
 
 class Allowance(NamedTuple):
@@ -424,7 +476,7 @@ class RingOptions(TypedDict):
     """Arguments of the ring of every shard, as :class:`relive.ReplayBuffer` takes them."""
 
     schema: Schema
-    sampler: Uniform | Prioritized
+    sampler: Shardable
     view: View
     ordered: bool
     own_next_obs: bool
@@ -486,7 +538,7 @@ def require_shardable(sampler: Any, view: object) -> None:
     if not (is_own(sampler) and sampler.can_be_shared) or getattr(view, "weigh", "windows") != "windows":
         raise ParameterError(
             f"shards cannot draw with {sampler!r} and {view!r}: their draws are those of one ring only for Uniform() "
-            "and Prioritized(), and for sequences of weigh='windows'; choose one of these"
+            "and Prioritized(), alone or in Fresh(), and for sequences of weigh='windows'; choose one of these"
         )
 
 

@@ -62,9 +62,12 @@ class DeviceSampler:
     def added(self, added: AddPlan) -> None:
         """Note a step that was stored."""
 
-    def draw(self, count: int, stream: Tensor) -> tuple[Spots, dict[Path, Tensor]]:
-        """Rows ``[count]``, and the fields that the sampler adds to a batch."""
-        return self.rows.draw(count, stream, self.rows.first_with_history()), {}
+    def draw(self, count: int, stream: Tensor, wanted: Tensor | None = None) -> tuple[Spots, dict[Path, Tensor]]:
+        """Rows ``[count]``, and the fields that the sampler adds to a batch.
+
+        With ``wanted``, int64 ``[1]``, the first so many are those of a batch of that size, and the others any rows.
+        """
+        return self.rows.draw(count, stream, self.rows.first_with_history(), wanted), {}
 
     @property
     def set_errors(self) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -100,8 +103,17 @@ class DeviceSampler:
     def send_parameters(self) -> None:
         """Send the sampler's parameters, if they have changed."""
 
-    def before_batch(self, update: int, of: int) -> None:
-        """Count a batch, number ``update`` of the ``of`` batches of its round, as the device is about to do."""
+    def before_batch(self, count: int, steps: int, update: int, of: int, certain: bool = True) -> None:
+        """Count a batch ``[count]``, number ``update`` of the ``of`` batches of its round, as the device is about to
+        do.
+
+        Args:
+            count: B.
+            steps: how many steps of all envs were stored since the ring was sent.
+            update: its number, from 1.
+            of: how many there are.
+            certain: False if the device alone knows whether the batch has any row of this sampler.
+        """
 
     def batch_failed(self) -> None:
         """The batch is used up, and it is not known how far the device came with it."""

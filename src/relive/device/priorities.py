@@ -51,6 +51,8 @@ class DevicePriorities(DeviceSampler):
         were 0. These count since the host read them last."""
         self._sent: tuple[object, object, float, int] | None = None
         """The sampler's parameters that the device has."""
+        self._counts_here = True
+        """True if the host counts the draws, as the device does."""
 
     @staticmethod
     def count_bytes(num_rows: int) -> int:
@@ -115,20 +117,25 @@ class DevicePriorities(DeviceSampler):
 
     # -- drawing ------------------------------------------------------------------------------------------------
 
-    def draw(self, count: int, stream: Tensor) -> tuple[Spots, dict[Path, Tensor]]:
+    def draw(self, count: int, stream: Tensor, wanted: Tensor | None = None) -> tuple[Spots, dict[Path, Tensor]]:
         """Rows ``[count]`` by their priority, with their ``weight`` (float32) and ``probability`` (float64).
 
         Stratified, one comes from each of so many equal parts of the total.
         """
-        places = self.tree.draw(count, stream, self.rows.golden, self.sampler.stratified)
-        probability = self.tree.nodes[places] / self.tree.total
+        places = self.tree.draw(count, stream, self.rows.golden, self.sampler.stratified, wanted)
+        compared = probability = self.tree.nodes[places] / self.tree.total
+        draws, empty = 1, self.tree.total <= 0.0  # there was nothing to draw by
+        if wanted is not None:
+            compared = torch.where(torch.arange(count, device=places.device) < wanted, probability, math.inf)
+            draws = (wanted > 0).to(INT64)
+            empty = empty & (wanted > 0)
         first, last, until = self.beta
         # a constant beta has `until` 0, and the quotient by it is passed over
         beta = torch.where(until > 0, first + (last - first) * torch.clamp(self.draws / until, max=1.0), first)
-        self.draws.add_(1)
-        self.counts[2:].add_(self.tree.total <= 0.0)  # there was nothing to draw by
+        self.draws.add_(draws)
+        self.counts[2:].add_(empty)
         # the rarest row of the batch has weight 1, and N cancels: (N P(i))^-beta / max = (P(i) / min P)^-beta
-        weight = power(probability / probability.min(), -beta).to(torch.float32)
+        weight = power(probability / compared.min(), -beta).to(torch.float32)
         return self.rows.spots_of(places), {("weight",): weight, ("probability",): probability}
 
     # -- between the sampler in RAM and the device ----------------------------------------------------------------
@@ -170,20 +177,24 @@ class DevicePriorities(DeviceSampler):
             self.default.fill_(default)
             self.alpha.fill_(float(sampler.alpha))
             self.eps.fill_(float(sampler.eps))
-            self.draws.fill_(sampler.draw_state())
+            if self._sent is None or now[3] != self._sent[3]:
+                self.draws.fill_(sampler.draw_state())
             # one that was set meanwhile is larger than all that there were
             self.largest.copy_(torch.clamp(self.largest, min=sampler.noted_largest))
         self._sent = now
 
-    def before_batch(self, update: int, of: int) -> None:
+    def before_batch(self, count: int, steps: int, update: int, of: int, certain: bool = True) -> None:
         """See :class:`DeviceSampler`."""
-        self.sampler.count_draw()
-        if self._sent is not None:
-            self._sent = (*self._sent[:3], self.sampler.draw_state())
+        self._counts_here = certain
+        if certain:
+            self.sampler.count_draw()
+            if self._sent is not None:
+                self._sent = (*self._sent[:3], self.sampler.draw_state())
 
     def batch_failed(self) -> None:
         """See :class:`DeviceSampler`."""
-        self._sent = None
+        if self._counts_here:
+            self._sent = None
 
     def bring_back(self) -> SamplerReport:
         """See :class:`DeviceSampler`."""

@@ -54,9 +54,9 @@ class DeviceRecent(DeviceSampler):
         """The bytes of all tensors, for any number of rows."""
         return 16
 
-    def draw(self, count: int, stream: Tensor) -> tuple[Spots, dict[Path, Tensor]]:
+    def draw(self, count: int, stream: Tensor, wanted: Tensor | None = None) -> tuple[Spots, dict[Path, Tensor]]:
         """See :class:`DeviceSampler`."""
-        return self.rows.draw(count, stream, self.first()), {}
+        return self.rows.draw(count, stream, self.first(), wanted), {}
 
     def draws_for(self, kind: Kind) -> bool:
         """See :class:`DeviceSampler`."""
@@ -75,7 +75,7 @@ class DeviceRecent(DeviceSampler):
             stamps = ring.stamp[some * ring.rows + ring.oldest[some] % ring.rows]
             self.expect(ring.completed - int(np.where(stamps < 0, -1 - stamps, stamps).min()))
 
-    def before_batch(self, update: int, of: int) -> None:
+    def before_batch(self, count: int, steps: int, update: int, of: int, certain: bool = True) -> None:
         """See :class:`DeviceSampler`."""
         now = self.sampler.share(update, of), min(self.sampler.c_min, MOST)
         if now != self._sent:

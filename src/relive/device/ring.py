@@ -314,10 +314,11 @@ class DeviceRing:
         self.draws.add_(1)
         return stream
 
-    def draw(self, count: int, stream: Tensor, first: Tensor) -> Spots:
+    def draw(self, count: int, stream: Tensor, first: Tensor, wanted: Tensor | None = None) -> Spots:
         """Rows ``[count]`` that can be drawn, of those from row ``first`` (``[N]``) of each env on.
 
-        Each comes equally often, and with replacement.
+        Each comes equally often, and with replacement. With ``wanted``, int64 ``[1]``, the first so many are those of a
+        batch of that size.
 
         A row that cannot be drawn is drawn again, at most ``MOST_ATTEMPTS`` times. It is for rings of which a third of
         the rows or more can be drawn: then one of a batch misses so often once in 10**12 batches.
@@ -326,7 +327,8 @@ class DeviceRing:
         rows = self.head - first
         line = first, torch.cumsum(rows, 0), rows
         item = torch.arange(count, device=self.envs.device)
-        spots, found = self._attempts(line, stream, item, count, range(AT_ONCE))
+        size = count if wanted is None else wanted
+        spots, found = self._attempts(line, stream, item, size, range(AT_ONCE))
         # the few that have missed are put together, as far as there is room, and try on
         room = min(count, max(64, count // 64))
         missed = ~found
@@ -335,7 +337,7 @@ class DeviceRing:
         turn = torch.cumsum(missed.to(INT64), 0) - 1
         slot = torch.where(missed & (turn < room), turn, room)
         waiting = torch.zeros(room + 1, dtype=INT64, device=item.device).index_put_((slot,), item)[:room]
-        later, _ = self._attempts(line, stream, waiting, count, range(AT_ONCE, MOST_ATTEMPTS))
+        later, _ = self._attempts(line, stream, waiting, size, range(AT_ONCE, MOST_ATTEMPTS))
         again = torch.clamp(slot, max=room - 1)  # any slot, where nothing is taken from it
         taken = slot < room
         return Spots(*(torch.where(taken, late[again], soon) for soon, late in zip(spots, later, strict=True)))
@@ -364,7 +366,7 @@ class DeviceRing:
         return torch.where(first < self.head[:, None], since, 0)
 
     def _attempts(
-        self, line: tuple[Tensor, Tensor, Tensor], stream: Tensor, item: Tensor, count: int, numbers: range
+        self, line: tuple[Tensor, Tensor, Tensor], stream: Tensor, item: Tensor, count: int | Tensor, numbers: range
     ) -> tuple[Spots, Tensor]:
         """The first of several attempts at each item of a batch of ``count`` that can be drawn; True if there is one.
 

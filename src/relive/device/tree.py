@@ -61,13 +61,19 @@ class DeviceTree:
             children = self.nodes[below + (node * FANOUT)[:, None] + torch.arange(FANOUT, device=node.device)]
             self.nodes.index_put_((above + node,), _summed(children)[-1])
 
-    def draw(self, count: int, stream: Tensor, golden: Tensor, stratified: bool) -> Tensor:
-        """Leaves ``[count]`` by their weight; with ``stratified`` one from each of so many equal parts of the total."""
+    def draw(
+        self, count: int, stream: Tensor, golden: Tensor, stratified: bool, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Leaves ``[count]`` by their weight; with ``stratified`` one from each of so many equal parts of the total.
+
+        With ``wanted``, int64 ``[1]``, the first so many are those of a batch of that size.
+        """
         total = self.total
         item = torch.arange(count, device=self.nodes.device)
         u = uniform(stream, 1 + item, golden)
         if stratified:
-            u = (item.to(FLOAT64) + u) / float(count)
+            # where none is wanted, a mass may be any, but has to be one: NaN is no place
+            u = (item.to(FLOAT64) + u) / (float(count) if wanted is None else torch.clamp(wanted, min=1).to(FLOAT64))
         # rounding may reach the total, which lies beyond all leaves. One less in its bits is the largest number below
         below = (total.view(INT64) - 1).view(FLOAT64)
         return self._leaves_at(torch.minimum(below, u * total))

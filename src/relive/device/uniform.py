@@ -30,9 +30,11 @@ class DeviceUniform(DeviceSampler):
         if self.windows is not None:
             self.windows.added(added)
 
-    def draw(self, count: int, stream: Tensor) -> tuple[Spots, dict[Path, Tensor]]:
+    def draw(self, count: int, stream: Tensor, wanted: Tensor | None = None) -> tuple[Spots, dict[Path, Tensor]]:
         """See :class:`DeviceSampler`."""
-        return super().draw(count, stream) if self.windows is None else (self.windows.draw(count, stream), {})
+        if self.windows is None:
+            return super().draw(count, stream, wanted)
+        return self.windows.draw(count, stream), {}  # each of them is drawn by a number of its own, whatever the size
 
     def relied_on(self) -> tuple[Hashable, ...]:
         """See :class:`DeviceSampler`."""

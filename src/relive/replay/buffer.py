@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
@@ -190,6 +190,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
         self.num_envs: int = plan.num_envs
         rows = _store(stored.leaves, plan.rows, self.device, store)
         self._ring = Ring(self.num_envs, plan.rows // self.num_envs, rows, ordered)
+        self._ring.alone = partial(_alone, ref(self))
         self._writer = Writer(self._ring, self._sampler, schema, stored, self.device, debug)
         self.lock: AbstractContextManager[object] = shared_lock()
         self.extra: Any = None
@@ -283,9 +284,12 @@ class ReplayBuffer(Generic[S_co, V_co]):
 
     @seed.setter
     def seed(self, seed: int | None) -> None:
-        progress = self._progress
-        progress.seed, progress.first = seed_or_drawn(seed), progress.draws
-        self._commit()
+        progress, seed = self._progress, seed_or_drawn(seed)
+        with self.lock:
+            if self._way is not None:
+                self._way.prepare()  # without a wait for a device
+            progress.seed, progress.first = seed, progress.draws
+            self._commit()
 
     @property
     def check_ends(self) -> bool:
@@ -445,8 +449,7 @@ class ReplayBuffer(Generic[S_co, V_co]):
                 self._writer.append(other._ring)
             for env, to in (envs or {}).items():
                 self._writer.append_env(other._ring, env, to)
-                if self._prioritized is not None and other._prioritized is not None:
-                    self._prioritized.take_over(other._prioritized, env, to)
+                self._sampler.take_over(other._sampler, env, to)
 
     # -- drawing --------------------------------------------------------------------------------------------------
 
@@ -606,7 +609,8 @@ class ReplayBuffer(Generic[S_co, V_co]):
         if self._mirror is None:
             raise LifecycleError(
                 f"compile: the bookkeeping of this replay is in RAM ({self._sampler!r}, device='{self.device}'); it is "
-                "on a device with device='cuda', Uniform(), Prioritized() or Recent(), and 4 rows an env or more"
+                "on a device with device='cuda', Uniform(), Prioritized(), Recent() or Fresh(), and 4 rows or more of "
+                "each env"
             )
         with self.lock:
             self._mirror.compile(**options)
@@ -1235,6 +1239,18 @@ def _store(leaves: Mapping[Path, Field], rows: int, device: torch.device, make: 
     if make is not None:
         return user_rows(make, leaves, rows, device)
     return ReplayRows(leaves, rows) if device.type == "cpu" else DeviceRows(leaves, rows, device)
+
+
+@contextmanager
+def _alone(reference: ReferenceType[ReplayBuffer]) -> Generator[None]:
+    """See :attr:`relive.ring.Ring.alone`."""
+    replay: Any = reference()
+    if replay is None:
+        yield
+        return
+    with replay.lock:
+        replay._prepare()
+        yield
 
 
 def _end_in_child(reference: ReferenceType[Ring]) -> None:

@@ -212,7 +212,7 @@ class DeviceMirror:
         self._seeded = seed, first, number + 1
         progress.draws += 1
         progress.sampled += count
-        self._draws.before_batch(update, of)
+        self._draws.before_batch(count, self._filling.steps, update, of)
         try:
             if read.kind != "goals":
                 return self._read_batch(count, read)
@@ -399,4 +399,4 @@ def _sampler_bytes(device: torch.device, sampler: OwnSampler, num_envs: int, row
     """
     if device.type == "mps" or rows < FEWEST_ROWS or not is_own(sampler):
         return None
-    return sampler.bytes_on_device(num_envs * rows)
+    return sampler.bytes_on_device(num_envs * rows, num_envs)

@@ -92,6 +92,7 @@ class Saver:
         writer, progress = self._writer, self._progress
         facts = {
             **self.facts(),
+            "first": progress.first_taken,
             "check_ends": writer.check_ends,
             "debug": writer.debug,
             "counts": progress.counts,

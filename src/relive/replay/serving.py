@@ -425,6 +425,14 @@ class Progress:
         return self.sampled - sum(drawn.rows for drawn in self.ahead)
 
     @property
+    def first_taken(self) -> int:
+        """As ``first``, for a replay that draws the waiting batches again.
+
+        If a seed was set while they waited, they are drawn from that seed, from number 0 on.
+        """
+        return min(self.first, self.draws_taken) if self._is_undoable else self.first
+
+    @property
     def counts(self) -> list[int]:
         """The counts for a save: ``draws``, ``sampled`` and ``late``, without batches that can be drawn again."""
         undone = (self.draws_taken, self.rows_taken) if self._is_undoable else (self.draws, self.sampled)
@@ -455,6 +463,7 @@ class Progress:
         """
         if self._is_undoable:
             sampler.set_draw_state(self.ahead[0].draw_state)
+            self.first = self.first_taken
             self.draws, self.sampled = self.draws_taken, self.rows_taken
         self.ahead.clear()
 

@@ -7,6 +7,7 @@ that it notes before it makes them, and the undo note of a ring in files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -177,6 +178,9 @@ class Ring:
         it set was preceded by one that an exception broke off: :meth:`repair` comes first then."""
         self.before_overwriting: Callable[[Ints], object] | None = None
         """Called with the envs that are about to get rows, while a save reads the rows that these may overwrite."""
+        self.alone: Callable[[], AbstractContextManager[object]] = nullcontext
+        """A context for a change that the user makes of a sampler. No other call of the replay runs meanwhile, nothing
+        is left half done, and all batches that are due are drawn before. The replay sets it."""
         self._no_events: Events = np.zeros(0, np.int64), np.zeros(0, np.uint8)
         self._windows: list[Windows | None] = [None, None]
         """The readers of n-step windows: without and with weights."""

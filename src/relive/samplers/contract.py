@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, cast
 
+import numpy as np
+
 from ..core import Draw
 from ..device.contract import DeviceSampler
 from ..device.ring import DeviceRing
 from ..errors import LifecycleError, ParameterError
 from ..parameters import is_own, refuse_class
-from ..ring.ring import Opens, Ring
+from ..ring.ring import DeviceIsNewer, Opens, Ring
 from ..steps.arrays import Array, Ints
 
 Extras = dict[str, Array]
@@ -103,9 +105,40 @@ class OwnSampler(Sampler):
     """The arrays of :meth:`state_dict` with an entry for each row; only entries of live rows are saved."""
 
     @property
+    def waiting(self) -> int:
+        """How many rows come before all that are drawn by chance, each once: :meth:`take_new` gives them."""
+        return 0
+
+    @property
+    def served(self) -> int:
+        """How many had their turn."""
+        return 0
+
+    @property
+    def lost(self) -> int:
+        """How many were overwritten before their turn."""
+        return 0
+
+    @property
     def prioritized(self) -> Any:
         """The sampler that keeps TD errors: this one, or the one inside of it; None if neither does."""
         return None
+
+    @property
+    def by_chance(self) -> OwnSampler:
+        """The sampler that draws all rows but new ones: this one, or the one inside of it."""
+        return self
+
+    def take_new(self, count: int) -> Ints:
+        """The places of those that wait, at most ``count``, the first completed first; they wait no more."""
+        return np.empty(0, np.int64)
+
+    def take_over(self, other: OwnSampler, env: int, to: int) -> None:
+        """The newest transitions of env ``to`` were copied from env ``env`` of another ring: take what ``other``, its
+        sampler, knows of them.
+        """
+        if self.prioritized is not None and other.prioritized is not None:
+            self.prioritized.take_over_errors(other.prioritized, env, to)
 
     def likely(self, ring: Ring, count: int, key: int, update: int, of: int, newest: int = 0) -> Ints | None:
         """The places of rows, at most ``count``, that :meth:`draw` will most likely draw; int64 ``[K]``.
@@ -127,7 +160,7 @@ class OwnSampler(Sampler):
         """Bytes that the sampler keeps for a full ring of ``rows`` rows over all envs."""
         return 0
 
-    def bytes_on_device(self, rows: int) -> int | None:
+    def bytes_on_device(self, rows: int, num_envs: int) -> int | None:
         """Bytes that :meth:`on_device` takes for so many rows over all envs; None if the host alone draws."""
         return None
 
@@ -215,6 +248,12 @@ def require_own_ring(mine: Ring | None, ring: Ring, sampler: object) -> Ring:
     if mine is not None and mine is not ring:
         raise LifecycleError(f"{sampler!r} draws from another buffer already; give each buffer a sampler of its own")
     return ring
+
+
+def bring_up_to_date(ring: Ring | None) -> None:
+    """Have the ring in RAM, and its sampler, know all that a device knows."""
+    if ring is not None and isinstance(ring.pending, DeviceIsNewer):
+        ring.repair()
 
 
 def refuse_weights(ring: Ring, sampler: object) -> None:

@@ -30,9 +30,9 @@ from ..device.ring import DeviceRing
 from ..errors import DTypeError, EmptyError, InvariantError, NotFiniteError, ParameterError, ShapeError
 from ..memory.allocator import zeroed
 from ..parameters import checked, is_count, is_flag, is_number
-from ..ring.ring import Change, DeviceIsNewer, Ended, Opens, Ring
+from ..ring.ring import Change, Ended, Opens, Ring
 from ..steps.arrays import Array, Doubles, Ints, as_host, whole_numbers
-from .contract import Drawn, OwnSampler, State, refuse_weights, require_own_ring
+from .contract import Drawn, OwnSampler, State, bring_up_to_date, refuse_weights, require_own_ring
 from .sumtree import SumTree
 from .uniform import emptied, masses, nothing_to_draw, recent_leaves, require_weights
 
@@ -144,18 +144,13 @@ class Prioritized(OwnSampler):
 
     @property
     def _tree(self) -> SumTree:
-        self._learn()
+        bring_up_to_date(self._ring)
         return self.stored.tree
 
     @property
     def _errors(self) -> NDArray[np.float32]:
-        self._learn()
+        bring_up_to_date(self._ring)
         return self.stored.errors
-
-    def _learn(self) -> None:
-        """Bring the priorities up to date, if a device knows newer ones."""
-        if self._ring is not None and isinstance(self._ring.pending, DeviceIsNewer):
-            self._ring.repair()
 
     def _new_error(self) -> np.float32:
         return np.float32(self.noted_largest if self.default_error is None else self.default_error)
@@ -176,7 +171,7 @@ class Prioritized(OwnSampler):
             return None
         return self.draw_at(masses(count, key, self.stratified, total))[0]
 
-    def bytes_on_device(self, rows: int) -> int:
+    def bytes_on_device(self, rows: int, num_envs: int) -> int:
         """Bytes of the errors, the tree and the parameters on a device."""
         return DevicePriorities.count_bytes(rows)
 
@@ -245,7 +240,7 @@ class Prioritized(OwnSampler):
         if self._ring is None:
             self.stored = self.stored._replace(alpha=alpha, eps=eps)
             return
-        self._learn()
+        bring_up_to_date(self._ring)
         try:
             stored = self._computed(self._ring.anchors(), self._errors, alpha, eps)
         except NotFiniteError as error:
@@ -332,7 +327,10 @@ class Prioritized(OwnSampler):
 
     @property
     def current_beta(self) -> float:
-        """The exponent of the next draw's weights."""
+        """The exponent of the next draw's weights.
+
+        Inside :class:`Fresh` on a device, it is that of the last call that waited for the device.
+        """
         return self.beta_at(self._draws)
 
     def rate(self, index: object, td_error: object, mask: object, time_first: bool | None) -> int:
@@ -409,9 +407,9 @@ class Prioritized(OwnSampler):
         weights = self._tree.weights
         return weights[weights > 0]
 
-    def take_over(self, other: Prioritized, env: int, to: int) -> None:
+    def take_over_errors(self, other: Prioritized, env: int, to: int) -> None:
         """Give the newest transitions of env ``to`` the TD errors of their originals, in env ``env`` of ``other``."""
-        here, there = _complete_places(self._ring, to), _complete_places(other._ring, env)
+        here, there = complete_places(self._ring, to), complete_places(other._ring, env)
         count = min(len(here), len(there))
         here, there = here[len(here) - count :], there[len(there) - count :]
         both = (self._tree.get(here) > 0) & (other._tree.get(there) > 0)
@@ -443,7 +441,7 @@ class Prioritized(OwnSampler):
     @property
     def largest_error(self) -> float:
         """The largest TD error known, which new transitions get unless ``default_error`` is given. It only grows."""
-        self._learn()
+        bring_up_to_date(self._ring)
         return self.noted_largest
 
     @largest_error.setter
@@ -511,7 +509,7 @@ def _powers_of(errors: ArrayLike, alpha: float, eps: float) -> Doubles:
     return out
 
 
-def _complete_places(ring: Ring | None, env: int) -> Ints:
+def complete_places(ring: Ring | None, env: int) -> Ints:
     """The places of an env's complete transitions, in the order of time."""
     assert ring is not None
     places = ring.live_places(env)

@@ -98,7 +98,7 @@ class Recent(OwnSampler):
         newest = self.window(update, of)
         return self._inner.likely(ring, count, key, update, of, newest if newest < ring.transitions else 0)
 
-    def bytes_on_device(self, rows: int) -> int | None:
+    def bytes_on_device(self, rows: int, num_envs: int) -> int | None:
         """Bytes of what finds the newest rows; None if the inner sampler is not :class:`Uniform`."""
         return DeviceRecent.count_bytes(rows) if type(self._inner) is Uniform else None
 

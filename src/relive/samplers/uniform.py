@@ -41,7 +41,7 @@ class Uniform(OwnSampler):
         """Bytes of the tree of window weights; 0 without sequences."""
         return SumTree.nbytes(rows) if self.windows is not None else 0
 
-    def bytes_on_device(self, rows: int) -> int:
+    def bytes_on_device(self, rows: int, num_envs: int) -> int:
         """None are needed before there are sequences."""
         return 0
 
