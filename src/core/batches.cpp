@@ -70,6 +70,58 @@ void Anchors::require(bool some, std::int64_t bad) const {
     if (bad >= 0 && draw_) throw nb::value_error("the draw is of another ring, which has more rows");
 }
 
+LargeFields::LargeFields(nb::handle facts, const Fields &fields, std::int64_t depth, bool repeat)
+    : depth_(depth), repeat_(repeat) {
+    std::vector<std::size_t> columns;
+    for (nb::handle one : facts) {
+        nb::tuple fact(one);
+        require(fact.size() == 4, "a large field is (rows of bytes, now, then, stacked)");
+        Field field{{}, nb::cast<bool>(fact[1]), nb::cast<bool>(fact[2]), nb::cast<bool>(fact[3]), fact[0]};
+        auto &source = field.source;
+        if (!nb::try_cast(fact[0], source)) throw nb::type_error("a large field: expected rows of bytes");
+        std::size_t bytes;
+        bool whole = source.stride == source.columns &&
+                     !__builtin_mul_overflow(source.columns, field.stacked ? depth : 1, &bytes);
+        if (!whole || (field.stacked && !(field.now && field.then && depth > 0)))
+            throw nb::value_error("a large field: expected rows without gaps, or two stacks of them");
+        auto number = int{field.now} + int{field.then};
+        columns.insert(columns.end(), number, bytes);
+        row_bytes_ += number * static_cast<std::int64_t>(bytes);
+        fields_.push_back(std::move(field));
+    }
+    if (columns != fields.apart)
+        throw nb::value_error("large fields: expected one for each field that lies apart, of as many bytes");
+}
+
+void LargeFields::require_all(const Ring &ring) const {
+    for (auto &field : fields_) require(field.source.rows >= ring.places(), "the ring was bound to more rows");
+}
+
+void LargeFields::read(const Ring &ring, Places places, std::byte *to) const {
+    auto count = places.size() / 2, depth = depth_;
+    std::unique_ptr<Place[]> memory;
+    Matrix<Place> frames{nullptr, depth * static_cast<std::ptrdiff_t>(sizeof(Place)), 2 * count, depth};
+    for (auto &field : fields_) {
+        auto width = field.source.columns;
+        auto next = Fields::to_next(static_cast<std::size_t>(count * width * (field.stacked ? depth : 1)));
+        if (field.stacked) {
+            if (!memory) {
+                memory = scratch<Place>(static_cast<std::size_t>(2 * count * depth));
+                frames.first = reinterpret_cast<std::byte *>(memory.get());
+                stack_places(ring, places, depth, repeat_, frames);
+            }
+            gather_pairs(field.source, {frames.first, frames.stride, frames.rows, frames.columns}, to, to + next);
+            to += 2 * next;
+            continue;
+        }
+        for (std::int64_t half : {0, 1}) {
+            if (!(half ? field.then : field.now)) continue;
+            gather_rows(field.source, {places.data + half * count, count}, {to, width, count, width}, 0, width);
+            to += next;
+        }
+    }
+}
+
 namespace {
 
 Draw draw_of(Draw::By by, std::int64_t count, Word key, nb::object kept) {
@@ -128,23 +180,15 @@ nb::tuple made(const Draw &draw) {
 
 constexpr std::int64_t TOGETHER = 256;  // windows that are drawn together, then read, then get their stacks
 
-// A large field of a ring's rows, and which of its rows a batch has, each as a column of its own: those of the anchors,
-// those that the windows bootstrap from, or, of both, the stacks that end there.
-struct LargeField {
-    Bytes source;  // a row of bytes for each row of the ring
-    bool now, then, stacked;
-    nb::object kept;
-};
-
 // n-step windows of one ring as batches of one form: the packed rows of `fields`, drawn, read and handed out.
 class Windows {
   public:
     Windows(nb::object ring, const WindowLayout &layout, nb::object fields, std::int64_t probability_at,
-            std::int64_t weight_at, bool in_files, const StackLayout &stacks, std::vector<LargeField> large)
+            std::int64_t weight_at, bool in_files, const StackLayout &stacks, nb::handle large)
         : ring_(held<Ring>(ring, "expected the compiled ring")), layout_(layout),
           fields_(held<Fields>(fields, "expected the fields of packed rows")),
           probability_at_(probability_at), weight_at_(weight_at), in_files_(in_files), stacks_(stacks),
-          large_(std::move(large)), kept_{ring, fields} {
+          large_(large, *fields_, stacks.depth, stacks.repeat), kept_{ring, fields} {
         auto width = static_cast<std::int64_t>(fields_->width);
         auto within = [&](std::int64_t at, int size) { return 0 <= at && at <= width - size && at % size == 0; };
         bool weighed = probability_at >= 0;
@@ -152,30 +196,18 @@ class Windows {
         if (!fits || weighed != (weight_at >= 0) || width % 16 ||
             (weighed && !(within(probability_at, 8) && within(weight_at, 4))))
             throw nb::value_error("the layout of a batch does not fit its rows, or those of the ring");
-        std::vector<std::size_t> columns;
-        for (auto &[source, now, then, stacked, kept] : large_) {
-            std::size_t bytes;
-            bool whole = source.stride == source.columns && !__builtin_mul_overflow(
-                source.columns, stacked ? stacks.depth : 1, &bytes);
-            if (!whole || (stacked && !(now && then && stacks.depth > 0)))
-                throw nb::value_error("a large field: expected rows without gaps, or two stacks of them");
-            columns.insert(columns.end(), int{now} + int{then}, bytes);
-            row_bytes_ += (int{now} + int{then}) * static_cast<std::int64_t>(bytes);
-        }
-        if (columns != fields_->apart)
-            throw nb::value_error("large fields: expected one for each field that lies apart, of as many bytes");
     }
 
     // The tensors [B, ...] of a draw, or of places (int64 [B]), by path, or as a batch of this kind unless it is None;
-    // or the position of the first place that is no row's.
-    nb::object sample(nb::handle what, std::int64_t steps, double gamma, nb::handle kind) {
+    // or the position of the first place that is no row's. `sums`, unless it is None, gives the rewards instead: of the
+    // anchors' places and the numbers of their windows' steps (int32 [B]), float32 [B].
+    nb::object sample(nb::handle what, std::int64_t steps, double gamma, nb::handle kind, nb::handle sums) {
         Anchors anchors(what, probability_at_ >= 0);
         auto count = anchors.count(), width = static_cast<std::int64_t>(fields_->width);
         if (steps < 1) throw nb::value_error("a window has at least 1 step");
         if (!layout_.fits(width, ring_->width) || !stacks_.fits(width, ring_->width))
             throw nb::value_error("the ring was bound to rows of another width");
-        for (auto &field : large_)
-            if (field.source.rows < ring_->places()) throw nb::value_error("the ring was bound to more rows");
+        large_.require_all(*ring_);
         auto *joined = joined_rows(anchors.standing());
         if (joined && !large_.empty()) throw nb::value_error("joined rows have no large fields");
         Target block;
@@ -189,7 +221,7 @@ class Windows {
         bool some;
         std::int64_t bad = -1;
         {
-            LongWork hold(count * (width + row_bytes_) > LONG_WORK || in_files_);
+            LongWork hold(count * (width + large_.row_bytes()) > LONG_WORK || in_files_);
             bool by_parts = anchors.by_parts();
             some = by_parts || anchors.into(places, chances, weights);
             // few rows at a time: those that a draw asked for, and batch rows that get stacks, stay in a near cache
@@ -205,10 +237,12 @@ class Windows {
                     read_stacks(*ring_, stacks_, {places.data(), count}, low, {last.data, size}, rows);
                 if (bad >= 0) bad += low;
             }
-            if (some && bad < 0) read_large({memory.get(), 2 * places.size()}, block.apart.first);
+            if (some && bad < 0) large_.read(*ring_, {memory.get(), 2 * count}, block.apart.first);
         }
         anchors.require(some, bad);
         if (bad >= 0) return nb::int_(bad);
+        // last: a function of Python may use the ring, and even draw from it
+        if (!sums.is_none()) put_sums(sums, {memory.get(), count}, out);
         if (joined) return nb::dict();  // the tensors are those of all parts, made once
         PackedRows rows{block->rows(), {&count, 1}, {&width, 1}, block.apart};
         if (!kind.is_none()) return fields_->batch(*block, rows, kind, block.slot);
@@ -218,33 +252,19 @@ class Windows {
     }
 
   private:
-    // The columns of large fields, of these places: the anchors, and then as many rows that windows bootstrap from. All
-    // of them are places of rows, as are the frames of their stacks, so nothing is refused here.
-    void read_large(std::span<Place> places, std::byte *to) const {
-        auto count = static_cast<std::int64_t>(places.size()) / 2, depth = stacks_.depth;
-        std::unique_ptr<Place[]> memory;
-        Matrix<Place> frames{nullptr, depth * static_cast<std::ptrdiff_t>(sizeof(Place)), 2 * count, depth};
-        for (auto &field : large_) {
-            auto width = field.source.columns;
-            auto next = Fields::to_next(static_cast<std::size_t>(count * width * (field.stacked ? depth : 1)));
-            if (field.stacked) {
-                if (!memory) {
-                    memory = scratch<Place>(places.size() * static_cast<std::size_t>(depth));
-                    frames.first = reinterpret_cast<std::byte *>(memory.get());
-                    stack_places(*ring_, {places.data(), 2 * count}, depth, stacks_.repeat, frames);
-                }
-                Matrix<const Place> read{frames.first, frames.stride, frames.rows, frames.columns};
-                gather_pairs(field.source, read, to, to + next);
-                to += 2 * next;
-                continue;
-            }
-            for (std::int64_t half : {0, 1}) {
-                if (!(half ? field.then : field.now)) continue;
-                Rows column{to, width, count, width};
-                gather_rows(field.source, {places.data() + half * count, count}, column, 0, width);
-                to += next;
-            }
-        }
+    void put_sums(nb::handle sums, Places places, Rows out) const {
+        npy_intp count = places.size();
+        auto anchors = array_or_raise(PyArray_SimpleNew(1, &count, NPY_INT64));
+        auto steps = array_or_raise(PyArray_SimpleNew(1, &count, NPY_INT32));
+        std::copy(places.begin(), places.end(), numbers_of<Place>(anchors));
+        for (std::int64_t i = 0; i < count; ++i)
+            numbers_of<std::int32_t>(steps)[i] = get<std::int32_t>(out.first + i * out.stride + layout_.steps);
+        nb::object given = sums(anchors, steps);
+        Vector<const float> rewards;
+        if (!nb::try_cast(given, rewards) || rewards.size() != count)
+            throw nb::type_error("sums of rewards: expected one for each window, float32 [B]");
+        for (std::int64_t i = 0; i < count; ++i)
+            put(out.first + i * out.stride + layout_.reward, rewards[i]);
     }
 
     const Ring *ring_;
@@ -253,8 +273,7 @@ class Windows {
     std::int64_t probability_at_, weight_at_;  // bytes of a row; -1: these batches have neither
     bool in_files_;                            // rows may have to be read from a disk first
     StackLayout stacks_;
-    std::vector<LargeField> large_;
-    std::int64_t row_bytes_ = 0;  // of all columns of large fields
+    LargeFields large_;
     Pool pool_;
     std::array<nb::object, 2> kept_;
 };
@@ -321,15 +340,7 @@ void bind_batches(nb::module_ &module) {
                 auto [from, bytes, now, then] = nb::cast<std::array<std::int64_t, 4>>(one);
                 if (bytes) stacks.fields.push_back({from, bytes, now, then});  // so that a row bounds the depth
             }
-            std::vector<LargeField> apart;
-            for (nb::handle one : large) {
-                nb::tuple fact(one);
-                require(fact.size() == 4, "a large field is (rows of bytes, now, then, stacked)");
-                LargeField field{{}, nb::cast<bool>(fact[1]), nb::cast<bool>(fact[2]), nb::cast<bool>(fact[3]), fact[0]};
-                if (!nb::try_cast(fact[0], field.source)) throw nb::type_error("a large field: expected rows of bytes");
-                apart.push_back(std::move(field));
-            }
-            new (self) Windows(ring, layout, fields, probability_at, weight_at, in_files, stacks, std::move(apart));
+            new (self) Windows(ring, layout, fields, probability_at, weight_at, in_files, stacks, large);
         }, nb::arg("ring"), nb::arg("layout"), nb::arg("fields"), nb::arg("probability_at") = -1,
              nb::arg("weight_at") = -1, nb::arg("in_files") = false, nb::arg("stacked") = nb::make_tuple(),
              nb::arg("depth") = 0, nb::arg("repeat") = false,
@@ -339,9 +350,9 @@ void bind_batches(nb::module_ &module) {
              "of `fields`: its rows (uint8 [R, W]), and whether a batch has those of the anchors, those of the rows\n"
              "that windows bootstrap from, and, in place of single ones, the stacks that end there.")
         .def("sample", &Windows::sample, nb::arg("draw"), nb::arg("steps"), nb::arg("gamma"),
-             nb::arg("kind") = nb::none(),
+             nb::arg("kind") = nb::none(), nb::arg("sums") = nb::none(),
              "The tensors by path of a draw or of places, or nested as this kind of dict; or the position of the first\n"
-             "place that is no row's.");
+             "place that is no row's. A function of the anchors' places and the windows' steps may give the rewards.");
 }
 
 }  // namespace relive

@@ -10,6 +10,7 @@
 #include "draws.hpp"
 #include "priorities.hpp"
 #include "ring.hpp"
+#include "tensors.hpp"
 #include "tree.hpp"
 #include "windows.hpp"
 
@@ -84,6 +85,32 @@ class Anchors {
   private:
     const Draw *draw_ = nullptr;
     Places given_;
+};
+
+// The large fields of n-step windows of a ring: the columns of a batch that lie apart from its packed rows.
+class LargeFields {
+  public:
+    // Of tuples (rows of bytes, now, then, stacked), in the order of the columns of `fields`: the rows (uint8 [R, W]) of
+    // a field, and whether a batch has those of the anchors, those of the rows that windows bootstrap from, and, in
+    // place of single ones, the stacks of so many frames that end there.
+    LargeFields(nb::handle facts, const Fields &fields, std::int64_t depth = 0, bool repeat = false);
+    bool empty() const { return fields_.empty(); }
+    std::int64_t row_bytes() const { return row_bytes_; }  // of all columns
+    // Throws if the ring was bound to more rows than these fields have.
+    void require_all(const Ring &ring) const;
+    // Copies the columns of a batch, one after another from `to` on: its anchors, and then as many rows that its windows
+    // bootstrap from. All are rows of the ring.
+    void read(const Ring &ring, Places places, std::byte *to) const;
+
+  private:
+    struct Field {
+        Bytes source;
+        bool now, then, stacked;
+        nb::object kept;
+    };
+    std::vector<Field> fields_;
+    std::int64_t depth_, row_bytes_ = 0;
+    bool repeat_;
 };
 
 }  // namespace relive

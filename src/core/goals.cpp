@@ -173,15 +173,16 @@ class GoalWindows {
   public:
     GoalWindows(nb::object ring, const GoalLayout &layout, nb::object fields, nb::object weighed,
                 std::int64_t probability_at, std::int64_t weight_at, nb::object dtype, std::vector<npy_intp> shape,
-                bool in_files)
+                bool in_files, nb::handle large)
         : ring(held<Ring>(ring, "expected the compiled ring")), layout(layout),
           fields(held<Fields>(fields, "expected the fields of packed rows")),
           weighed(held<Fields>(weighed, "expected the fields of packed rows")), width(this->fields->width),
-          dtype(dtype), shape(std::move(shape)), kept{ring, fields, weighed}, probability_at_(probability_at),
-          weight_at_(weight_at), in_files_(in_files) {
+          large(large, *this->fields), in_files(in_files), dtype(dtype), shape(std::move(shape)),
+          kept{ring, fields, weighed}, probability_at_(probability_at), weight_at_(weight_at) {
         auto within = [&](std::int64_t at, int size) { return 0 <= at && at <= width - size && at % size == 0; };
         require(layout.fits(width, this->ring->width) && this->weighed->width == this->fields->width &&
-                    width % 16 == 0 && within(probability_at, 8) && within(weight_at, 4),
+                    this->weighed->apart == this->fields->apart && width % 16 == 0 && within(probability_at, 8) &&
+                    within(weight_at, 4),
                 "the layout of a batch does not fit its rows, or those of the ring");
         require(PyArray_DescrCheck(dtype.ptr()), "the dtype of goals is one of NumPy");
         bool right = std::strchr("fiub", reinterpret_cast<PyArray_Descr *>(dtype.ptr())->kind);
@@ -196,13 +197,14 @@ class GoalWindows {
     GoalLayout layout;
     const Fields *fields, *weighed;
     std::int64_t width;
+    LargeFields large;
+    bool in_files;  // rows may have to be read from a disk first
     nb::object dtype;
     std::vector<npy_intp> shape;  // of a goal
     std::array<nb::object, 3> kept;
 
   private:
     std::int64_t probability_at_, weight_at_;
-    bool in_files_;  // rows may have to be read from a disk first
     Pool pool_;
 };
 
@@ -263,9 +265,18 @@ class GoalBatch {
         return -1;
     }
 
-    nb::dict fields() {
+    // The tensors by path, or as a batch of this kind of dict unless it is None. Large fields are read here, since the
+    // windows end where the new goals have them end.
+    nb::object fields(nb::handle kind) {
+        if (!of->large.empty()) {
+            LongWork hold(count * of->large.row_bytes() > LONG_WORK || of->in_files);
+            of->large.read(*of->ring, {places.get(), 2 * count}, block.apart.first);
+        }
+        PackedRows packed{block->rows(), {&count, 1}, {&of->width, 1}, block.apart};
+        auto *described = weighed ? of->weighed : of->fields;
+        if (!kind.is_none()) return described->batch(*block, packed, kind, block.slot);
         nb::dict into;
-        (weighed ? of->weighed : of->fields)->put(*block, block->rows(), count, into, block.slot);
+        described->put(*block, packed, into, block.slot);
         return into;
     }
 
@@ -286,17 +297,18 @@ nb::object GoalWindows::draw(nb::handle what, std::int64_t steps, double gamma, 
     auto count = anchors.count();
     require(steps >= 1, "a window has at least 1 step");
     require(layout.fits(width, ring->width), "the ring was bound to rows of another width");
+    large.require_all(*ring);
     auto room = static_cast<std::size_t>(count);
-    GoalBatch batch{this, nb::find(*this), Target(anchors.standing(), pool_, Anchors::bytes({count, width})), count,
-                    ring->places(), gamma, anchors.weighed(), scratch<Place>(3 * room),
-                    scratch<RelabelledRow>(room + 1)};
+    Target block(anchors.standing(), pool_, Anchors::bytes({count, width}), fields->apart_bytes(count));
+    GoalBatch batch{this, nb::find(*this), std::move(block), count, ring->places(), gamma, anchors.weighed(),
+                    scratch<Place>(3 * room), scratch<RelabelledRow>(room + 1)};
     auto able = scratch<Candidate>(ratio > 0 ? room : 0);
     std::span<Place> places{batch.places.get(), room}, others{batch.places.get() + 2 * count, room};
     auto *first = batch.block->rows();
     bool some;
     std::int64_t bad = -1;
     {
-        LongWork hold(count * 2 * (ring->width + width) > LONG_WORK || in_files_);
+        LongWork hold(count * 2 * (ring->width + width) > LONG_WORK || in_files);
         some = anchors.into(places, {first + probability_at_, width, count}, {first + weight_at_, width, count});
         Places found{places.data(), count};
         for (std::int64_t i = 0; some && bad < 0 && i < count; ++i)
@@ -375,7 +387,8 @@ void bind_goals(nb::module_ &module) {
         .def("relabel", &GoalBatch::relabel, nb::arg("rewards") = nb::none(), nb::arg("terminated") = nb::none(),
              nb::arg("truncated") = nb::none(),
              "Rewrite the windows with the rewards and flags [M] of the new goals; -1, or the first bad reward.")
-        .def("fields", &GoalBatch::fields, "The tensors by path.")
+        .def("fields", &GoalBatch::fields, nb::arg("kind") = nb::none(),
+             "The tensors by path, or nested as this kind of dict.")
         .def_prop_ro("which", row_member<&RelabelledRow::row>, "int64 [C]: the rows of the batch.")
         .def_prop_ro("begin", row_member<&RelabelledRow::begin>, "int64 [C]: the first step of each.")
         .def_prop_ro("used", row_member<&RelabelledRow::used>, "int64 [C]: the last step of each new window.")
@@ -394,9 +407,11 @@ void bind_goals(nb::module_ &module) {
         }, "uint8 [B, W]: the packed rows.");
     nb::class_<GoalWindows>(module, "GoalWindows", "Reads n-step windows of a ring some of whose rows get other goals.")
         .def(nb::init<nb::object, const GoalLayout &, nb::object, nb::object, Word64, Word64, nb::object,
-                      std::vector<npy_intp>, bool>(),
+                      std::vector<npy_intp>, bool, nb::handle>(),
              nb::arg("ring"), nb::arg("layout"), nb::arg("fields"), nb::arg("weighed"), nb::arg("probability_at"),
-             nb::arg("weight_at"), nb::arg("dtype"), nb::arg("shape"), nb::arg("in_files") = false)
+             nb::arg("weight_at"), nb::arg("dtype"), nb::arg("shape"), nb::arg("in_files") = false,
+             nb::arg("large") = nb::make_tuple(),
+             "Each of `large` is a field that lies apart, as `Windows` has them.")
         .def("draw", &GoalWindows::draw, nb::arg("draw"), nb::arg("steps"), nb::arg("gamma"), nb::arg("key"),
              nb::arg("ratio"),
              "The batch of a draw or of places; or the position of the first place that is no row's.");

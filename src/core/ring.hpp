@@ -77,6 +77,7 @@ class Ring {
     // Where rows lie
     Place place_of(Number number, std::int64_t e) const { return e * rows + remainder_of(number, rows, inverse); }
     Place after(Place place, Place begin) const { return place + 1 < begin + rows ? place + 1 : begin; }
+    Place before(Place place, Place begin) const { return place > begin ? place - 1 : begin + rows - 1; }
     Number oldest(std::int64_t e) const { return std::max(envs[e].tail, envs[e].head - rows); }
     std::byte *row(Place place) const { return memory + place * width; }
     std::int64_t num_envs() const { return envs.size(); }
@@ -116,7 +117,11 @@ class Ring {
     bool has_history(Place place, Number number, std::int64_t e) const {
         auto history = counters->history;
         if (history == 0) return true;
-        if (!counters->across()) return number - std::min<std::int64_t>(step[place], history) >= oldest(e);
+        if (counters->across()) return has_rows(number, history, e);
+        return number - std::min<std::int64_t>(step[place], history) >= oldest(e);
+    }
+    // The same where they may be of any episode.
+    bool has_rows(Number number, std::int64_t history, std::int64_t e) const {
         auto begins = number - history + 1;
         return begins > oldest(e) || (begins == oldest(e) && step[place_of(begins, e)] == 0);
     }

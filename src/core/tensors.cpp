@@ -389,8 +389,10 @@ nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slo
         return nb::borrow<nb::dict>(standing);
     auto &torch = torch_facts();
     auto lead = rows.sizes.size();
-    require(apart.empty() || (rows.apart.memory && lead == 1), "rows of these fields have columns apart");
+    require(apart.empty() || rows.apart.memory, "rows of these fields have columns apart");
     auto *column = rows.apart.first;
+    std::int64_t count = 1;
+    for (auto size : rows.sizes) count *= size;
     nb::dict into;
     // no tensor is made behind the back of a mode that sees each operation, such as one that traces
     if (!exchanged_ || !torch.exchanges() || nb::cast<int>(torch.dispatch_modes()) != 0) {
@@ -401,9 +403,9 @@ nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slo
         nb::dict by_name;
         nb::list columns;
         for (auto bytes : apart) {
-            std::array<std::int64_t, 2> shape{sizes[0], static_cast<std::int64_t>(bytes)};
+            std::array<std::int64_t, 2> shape{count, static_cast<std::int64_t>(bytes)};
             columns.append(array_over(*rows.apart.memory, column, shape, nullptr));
-            column += to_next(static_cast<std::size_t>(sizes[0]) * bytes);
+            column += to_next(static_cast<std::size_t>(count) * bytes);
         }
         plain("put_fields")(array_over(memory, rows.first, sizes, strides.data()), given, by_name, columns);
         if (slot) slot->forget();
@@ -417,11 +419,13 @@ nb::dict Fields::made(Memory &memory, const PackedRows &rows, Use use, Slot *slo
         auto *loan = field.apart ? Loan::make(*rows.apart.memory, column, field.dtype, axes)
                                  : Loan::make(memory, rows.first + field.at, field.dtype, axes);
         auto *sizes = loan->sizes(), *strides = sizes + axes;
-        for (std::size_t axis = 0; axis < lead; ++axis) {
+        auto apart_by = static_cast<std::int64_t>(field.bytes);  // from one item of a column to the next
+        for (auto axis = lead; axis-- > 0;) {
             sizes[axis] = rows.sizes[axis];
-            strides[axis] = (field.apart ? static_cast<std::int64_t>(field.bytes) : rows.strides[axis]) / item;
+            strides[axis] = (field.apart ? apart_by : rows.strides[axis]) / item;
+            apart_by *= std::max<std::int64_t>(sizes[axis], 1);
         }
-        if (field.apart) column += to_next(static_cast<std::size_t>(rows.sizes[0]) * field.bytes);
+        if (field.apart) column += to_next(static_cast<std::size_t>(count) * field.bytes);
         std::int64_t step = 1;
         for (auto axis = axes; axis-- > lead; step *= std::max<std::int64_t>(sizes[axis], 1)) {
             sizes[axis] = field.shape[axis - lead];

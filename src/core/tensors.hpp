@@ -104,7 +104,7 @@ struct PackedRows {
     std::byte *first = nullptr;
     std::span<const std::int64_t> sizes;
     std::span<const std::int64_t> strides;
-    Apart apart{};  // rows of one axis alone have some
+    Apart apart{};
 };
 
 struct Field;
@@ -169,7 +169,7 @@ struct Target {
     Kept<BatchMemory> large_;  // the memory of `apart`, if it is not that of the block
 };
 
-// The fields of packed rows, and some that lie apart, a column `[B, *shape]` each.
+// The fields of packed rows, and some that lie apart, a column `[*sizes, *shape]` without gaps each.
 class Fields {
   public:
     // Of tuples (name, torch.dtype, shape, first byte) and the bytes of a row. Those without a first byte lie apart.

@@ -48,14 +48,13 @@ void copy_and_prefetch(std::byte *to, const std::byte *from, std::size_t bytes, 
     copy_bytes(to + whole, from + whole, bytes - whole);
 }
 
-// True if these places follow one another, and all are among the first `rows`.
+// True if these places follow one another. Places of frames from before an episode are negative.
 // Frames lie next to each other unless an episode or the ring begins between them. Then a stack is one copy of 28 KB
 // instead of four of 7 KB.
-bool is_run(const Place *places, std::int64_t depth, std::int64_t rows) {
-    if (depth < 1) return false;
-    bool together = true;
+bool is_run(const Place *places, std::int64_t depth) {
+    bool together = places[0] >= 0;
     for (std::int64_t k = 1; k < depth; ++k) together &= places[k] == places[0] + k;
-    return together && places[0] >= 0 && places[0] <= rows - depth;
+    return together;
 }
 
 }  // namespace
@@ -141,22 +140,21 @@ std::int64_t gather_rows(Bytes source, Places places, Rows out, std::int64_t sta
     return -1;
 }
 
-std::int64_t gather_pairs(Bytes source, Matrix<const Place> places, std::byte *now, std::byte *then) {
+void gather_pairs(Bytes source, Matrix<const Place> places, std::byte *now, std::byte *then) {
     auto count = places.rows / 2, depth = places.columns, width = source.columns;
     for (std::int64_t i = 0; i < count; ++i) {
         for (auto j : {i, count + i}) {
             auto *to = (j == i ? now : then) + i * depth * width;
-            if (is_run(places[j], depth, source.rows)) {
-                // most often the frames of a stack follow one another; meanwhile the next stack is loaded
-                auto next = places[std::min(j + 1, 2 * count - 1)][0];
-                auto ahead = reinterpret_cast<std::uintptr_t>(source.first) + static_cast<std::uintptr_t>(next) * width;
-                copy_and_prefetch(to, source.first + places[j][0] * width, depth * width, ahead);
+            if (!is_run(places[j], depth)) {
+                gather_rows(source, {places[j], depth}, {to, width, depth, width}, 0, width);
                 continue;
             }
-            if (gather_rows(source, {places[j], depth}, {to, width, depth, width}, 0, width) >= 0) return j;
+            // most often the frames of a stack follow one another; meanwhile the next stack is loaded
+            auto next = places[std::min(j + 1, 2 * count - 1)][0];
+            auto ahead = reinterpret_cast<std::uintptr_t>(source.first) + static_cast<std::uintptr_t>(next) * width;
+            copy_and_prefetch(to, source.first + places[j][0] * width, depth * width, ahead);
         }
     }
-    return -1;
 }
 
 namespace {
@@ -252,14 +250,6 @@ std::int64_t gather(Bytes source, Places places, Rows out, std::int64_t start, s
     return gather_rows(source, places, out, start, bytes);
 }
 
-std::int64_t pairs(Bytes source, Matrix<const Place> places, Rows out) {
-    if (places.rows % 2 || out.rows != places.rows * places.columns || out.columns != source.columns)
-        refuse("gather_pairs: `places` are [2 B, depth], and `out` has a row of the source for each");
-    if (source.stride != source.columns || out.stride != out.columns) refuse("gather_pairs: rows follow one another");
-    LongWork hold(out.rows * out.columns > LONG_WORK);
-    return gather_pairs(source, places, out.first, out.first + out.rows / 2 * out.columns);
-}
-
 std::int64_t stacks(const Ring &ring, Places places, std::int64_t depth, bool repeat, Matrix<Place> out) {
     if (out.rows != places.size() || out.columns != depth) refuse("stack_places: `out` is [B, depth]");
     return stack_places(ring, places, depth, repeat, out);
@@ -292,8 +282,6 @@ void bind_windows(nb::module_ &module) {
                "Read the n-step windows that start at places (int64 [B]) into packed rows (uint8 [B, W]).");
     module.def("gather_rows", &gather, nb::arg("source"), nb::arg("places"), nb::arg("out"), nb::arg("start"),
                nb::arg("nbytes"), "Copy the first bytes of rows at places (int64 [B]) into the rows of `out`.");
-    module.def("gather_pairs", &pairs, nb::arg("source"), nb::arg("places"), nb::arg("out"),
-               "Copy rows at places (int64 [2 B, depth]), of two items of a pair right after each other.");
     module.def("stack_places", &stacks, nb::arg("ring"), nb::arg("places"), nb::arg("depth"), nb::arg("repeat"),
                nb::arg("out"), "The places (int64 [B, depth]) of the frames that end at places, oldest first.");
 }

@@ -101,10 +101,10 @@ std::int64_t read_windows(const Ring &ring, const WindowLayout &layout, Places p
 // The first `bytes` bytes of rows to successive rows of `out`, from byte `start` on. A negative place gives zeros.
 std::int64_t gather_rows(Bytes source, Places places, Rows out, std::int64_t start, std::int64_t bytes);
 
-// Whole rows for places [2 B, depth], those of item i to `now`, and those of item B + i, right after them, to `then`:
-// the stacks before and after a step share all but one frame. Rows of the source follow one another, as do those of
-// `now` and of `then`. The answer is an item of `places`.
-std::int64_t gather_pairs(Bytes source, Matrix<const Place> places, std::byte *now, std::byte *then);
+// Whole rows for places [2 B, depth] of `stack_places`, those of item i to `now`, and those of item B + i, right after
+// them, to `then`: the stacks before and after a step share all but one frame. Rows of the source follow one another, as
+// do those of `now` and of `then`, and it has all of the ring.
+void gather_pairs(Bytes source, Matrix<const Place> places, std::byte *now, std::byte *then);
 
 // Places [B, depth] of the frames that end at `places`, the oldest first, within their episode. Frames from before the
 // episode are its first one if `repeat`, else -1.

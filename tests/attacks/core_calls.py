@@ -118,6 +118,11 @@ class World:
         self.fields_apart = core.Fields([*self.facts_of_rows, *large], BATCH)
         self.step_fields = core.Fields(self.facts_of_rows[:4], WIDTH)
         self.window_fields = core.Fields([("index", i8, (), 0), ("weight", f4, (), 56)], 64)
+        apart, state = ("large", f4, (10,), None), ("state", torch.uint8, (9,), None)
+        self.long_fields = core.Fields([*self.facts_of_rows[:4], apart], WIDTH)
+        self.known_fields = core.Fields([("index", i8, (), 0), ("weight", f4, (), 56), state], 64)
+        self.goal_fields = core.Fields([*self.facts_of_rows, apart, ("next_large", f4, (10,), None)], BATCH)
+        block, states = (rng.integers(0, 256, (places, size), np.uint8) for size in (40, 9))
         self.layout = {
             "index": 48,
             "next_index": 56,
@@ -180,23 +185,26 @@ class World:
             "ring": self.windows_ring,
             "layout": self.sequence_layout,
             "total": 6,
-            "fields": self.step_fields,
-            "facts": self.window_fields,
-            "weighed": self.window_fields,
+            "fields": self.long_fields,
+            "facts": self.known_fields,
+            "weighed": self.known_fields,
             "blank": np.zeros(WIDTH, np.uint8),
             "tabled": True,
             "in_files": False,
+            "columns": [(block, False, block if rng.random() < 0.5 else None, True, True)],
+            "states": [states],
         }
         self.of_goals = {
             "ring": self.ring,
             "layout": self.goal_layout,
-            "fields": self.fields,
-            "weighed": self.fields,
+            "fields": self.goal_fields,
+            "weighed": self.goal_fields,
             "probability_at": 72,
             "weight_at": 80,
             "dtype": np.dtype(np.float32),
             "shape": [2],
             "in_files": False,
+            "large": [(block, True, True, False)],
         }
         self.targets = [self.staging.staged[None, :, :8].view(np.float32), self.staging.reward[None], None]
         self.targets += [flag[None].view(bool) for flag in (self.staging.terminated, self.staging.truncated)]
@@ -379,12 +387,6 @@ class World:
                 last=np.zeros(3, np.int64),
             ),
             "gather_rows": call(core.gather_rows, **source, out=rows.copy(), start=8, nbytes=16),
-            "gather_pairs": call(
-                core.gather_pairs,
-                source=source["source"],
-                places=places[:2, None] % 9,
-                out=np.zeros((2, BATCH), np.uint8),
-            ),
             "stack_places": call(
                 core.stack_places, ring=ring, places=places, depth=4, repeat=True, out=np.zeros((3, 4), np.int64)
             ),
@@ -466,7 +468,15 @@ class World:
                 **cover,
             ),
             "Windows.__init__": call(core.Windows, **self.of_windows),
-            "Windows.sample": call(core.Windows.sample, self=self.windows, draw=draw, steps=3, gamma=0.9),
+            "Windows.sample": call(
+                core.Windows.sample,
+                self=self.windows,
+                draw=draw,
+                steps=3,
+                gamma=0.9,
+                kind=None,
+                sums=lambda anchors, steps: np.zeros(len(steps), np.float32),
+            ),
             "is_grid": call(core.is_grid, **columns("ratio")),
             "fill_gae": call(core.fill_gae, **columns("advantage", "ret"), **factors, lam=0.9),
             "fill_returns": call(core.fill_returns, **columns("ret"), **factors),

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relive import core
-from relive.core.words import ALONE, LINKED
+from relive.core.words import ALONE, DRAWABLE, LENGTH, LINKED, STRIDE
 from support.forks import in_fork
 from support.ring_plays import RingPlay
 
@@ -51,7 +52,6 @@ def test_batches_without_rows_are_read() -> None:
     assert core.read_windows(play.core, play.window_layout(), none, 1, 0.9, rows, none) == -1
     assert core.stack_places(play.core, none, 3, True, np.zeros((0, 3), np.int64)) == -1
     assert core.gather_rows(np.zeros((0, 5), np.uint8), none, np.zeros((0, 5), np.uint8), 0, 5) == -1
-    assert core.gather_pairs(np.zeros((4, 5), np.uint8), np.zeros((0, 3), np.int64), np.zeros((0, 5), np.uint8)) == -1
 
 
 def test_arrays_that_do_not_fit_each_other_are_refused() -> None:
@@ -81,34 +81,51 @@ def test_arrays_that_do_not_fit_each_other_are_refused() -> None:
             core.gather_rows(source, some, rows, start, nbytes)
     with pytest.raises(ValueError, match="no room"):
         core.gather_rows(source, some, rows[1:], 0, 8)
-    with pytest.raises(ValueError, match="gather_pairs"):
-        core.gather_pairs(source, np.zeros((3, 1), np.int64), rows)
-    with pytest.raises(ValueError, match="gather_pairs"):
-        core.gather_pairs(source, np.zeros((2, 2), np.int64), rows)
     with pytest.raises(ValueError, match="stack_places"):
         core.stack_places(play.core, places, 2, True, np.zeros((count, 3), np.int64))
     with pytest.raises(TypeError):
         core.gather_rows(source, some.astype(np.int32), rows, 0, 8)
 
 
+def stacks_of(play: RingPlay, source: Any, depth: int, repeat: bool, places: Any, standing: Any = None) -> Any:
+    """The stacks of rows of ``source`` that end at places, and those after the steps there, uint8 ``[B, depth, W]``."""
+    apart = [(name, torch.uint8, (depth, source.shape[1]), None) for name in ("now", "then")]
+    fields = core.Fields([("reward", torch.float32, (), 104), *apart], 192)
+    large = [(source, True, True, True)]
+    windows = core.Windows(play.core, play.window_layout(), fields, large=large, depth=depth, repeat=repeat)
+    given = places
+    if standing is not None:
+        given = core.draw_by_chance(play.core, len(places), 5)
+        given.standing = standing
+    found = windows.sample(given, 1, 0.9)
+    return found["now"].numpy(), found["then"].numpy()
+
+
+def expected_stacks(play: RingPlay, source: Any, depth: int, repeat: bool, places: Any) -> list[Any]:
+    last = np.zeros(len(places), np.int64)
+    rows = np.zeros((len(places), 192), np.uint8)
+    assert core.read_windows(play.core, play.window_layout(), places, 1, 0.9, rows, last) == -1
+    frames = np.zeros((2 * len(places), depth), np.int64)
+    assert core.stack_places(play.core, np.append(places, last), depth, repeat, frames) == -1
+    stacks = np.where(frames[..., None] >= 0, source[frames], 0)
+    return [stacks[: len(places)], stacks[len(places) :]]
+
+
 @given(st.integers(0, 2**32))
 def test_gathered_stacks_are_the_rows_at_their_places(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    rows, width, items, depth = (int(rng.integers(1, size)) for size in (20, rng.choice([40, 400, 1500]), 12, 5))
-    source = rng.integers(0, 256, (rows, width), np.uint8)
-    places = rng.integers(-1, rows, (2 * items, depth))
-    if rows >= depth:  # most stacks are of rows that follow one another
-        runs, firsts = rng.random(2 * items) < 0.6, rng.integers(-1, rows - depth + 1, (2 * items, 1))
-        places[runs] = (firsts + np.arange(depth))[runs]
-    out = np.full((places.size, width), 7, np.uint8)
-    assert core.gather_pairs(source, places, out) == -1
-    assert np.array_equal(out, np.where(places.reshape(-1, 1) >= 0, source[places.reshape(-1)], 0))
-    for bad in (items - 1, 2 * items - 1, int(rng.integers(2 * items))):
-        beyond = places.copy()
-        beyond[bad, -1] = rows
-        assert core.gather_pairs(source, beyond, np.zeros_like(out)) == bad
-        beyond[bad] = rows - depth + 1 + np.arange(depth)  # a run that ends behind the last row
-        assert core.gather_pairs(source, beyond, np.zeros_like(out)) == bad
+    play = RingPlay(rng).play(int(rng.integers(0, 60)))
+    depth, width, repeat = (
+        int(rng.integers(1, 6)),
+        int(rng.integers(1, rng.choice([40, 400, 1500]))),
+        rng.random() < 0.5,
+    )
+    count = play.num_envs * play.rows
+    source = rng.integers(0, 256, (count, width), np.uint8)
+    places = rng.integers(0, count, int(rng.integers(0, 12)))
+    found = stacks_of(play, source, depth, repeat, places)
+    for one, wanted in zip(found, expected_stacks(play, source, depth, repeat, places), strict=True):
+        assert np.array_equal(one, wanted)
 
 
 @given(st.integers(0, 2**32))
@@ -141,18 +158,27 @@ def test_no_byte_outside_of_frames_and_stacks_is_read_or_written() -> None:
     def work() -> bool:
         rng = np.random.default_rng(0)
         for width in (1, 3, 4, 8, 15, 63, 255, 256, 257, 700, 1024, 2305):
-            source = guarded(9, width)
+            play = RingPlay(rng, num_envs=2, rows=9)
+            play.arrays.counters[[LENGTH, STRIDE]] = 1
+            play.play(40)
+            play.arrays.counters[DRAWABLE] = core.anchors(play.core, np.zeros(18, np.int64))
+            source = guarded(18, width)
             source[...] = rng.integers(0, 256, source.shape)
             for depth in (1, 2, 4):
-                first = rng.integers(0, 9 - depth, 5)
-                first[[1, -1]] = 8 - depth  # the last next stack ends with the last row
-                places = np.concatenate([first, first + 1])[:, None] + np.arange(depth)
-                out = guarded(places.size, width)
-                assert core.gather_pairs(source, places, out) == -1
-                assert np.array_equal(out, source[places.reshape(-1)])
-                out[...] = 0
-                assert core.gather_rows(source, places.reshape(-1), out, 0, width) == -1
-                assert np.array_equal(out, source[places.reshape(-1)])
+                # 64 items, so that the last column of a batch ends where its memory does, which begins at a 64th byte
+                memory: list[Any] = []
+                standing = core.Standing(
+                    1, lambda nbytes, memory=memory: memory.append(guarded(1, nbytes)) or memory[0][0]
+                )
+                drawn, _ = core.draw_by_chance(play.core, 64, 5)
+                found = stacks_of(play, source, depth, True, drawn, standing)
+                for one, wanted in zip(found, expected_stacks(play, source, depth, True, drawn), strict=True):
+                    assert np.array_equal(one, wanted)
+            places = rng.integers(0, 18, 40)
+            places[-1] = 17
+            out = guarded(40, width)
+            assert core.gather_rows(source, places, out, 0, width) == -1
+            assert np.array_equal(out, source[places])
         return True
 
     assert in_fork(work)

@@ -32,6 +32,7 @@ from relive import (
 )
 from relive.batches import SequenceBatch
 from relive.errors import EmptyError, ParameterError, SchemaError
+from relive.steps.arrays import numpy_dtype
 from support import internals, tagged_envs
 from support.effort import first_of
 from support.other_device import ELSEWHERE, far_device
@@ -341,6 +342,35 @@ def test_on_a_device_they_are_the_same_by_way_of_the_host(dress: str) -> None:
         batch = there.replay.sample(5)
         assert batch["is_first"].device == torch.device(ELSEWHERE)
         assert same_batches(batch.to("cpu"), here.replay.sample(5))
+
+
+class Columns:
+    """A store of one's own: an array for each field."""
+
+    def __init__(self, fields: Any, rows: int) -> None:
+        self.arrays = {path: np.zeros((rows, *field.shape), numpy_dtype(field.dtype)) for path, field in fields.items()}
+
+    def write(self, path: Any, rows: Any, values: Any) -> None:
+        self.arrays[path][rows] = values
+
+    def read(self, path: Any, rows: Any) -> Any:
+        return self.arrays[path][rows]
+
+
+@OWN
+@pytest.mark.parametrize("dress", DRESSES)
+def test_out_of_a_store_of_ones_own_they_are_the_same_and_so_are_sequences(dress: str, own: bool) -> None:
+    views: list[Callable[[], Any]] = [lambda: Chunks(4, last=("action", "reward"), timestep=True)]
+    if not own:
+        views.append(lambda: Sequence(3, 1, last=("action", "reward"), timestep=True))
+    for view in views:
+        here, there = (Play(dress, own, 2, 15, 6, view=view(), **store) for store in ({}, {"store": Columns}))
+        for play in (here, there):
+            play.at_random(50)
+            for _ in range(9):
+                play.add()
+        assert same_batches(there.replay.data(), here.replay.data())
+        assert same_batches(there.replay.sample(5), here.replay.sample(5))
 
 
 def test_a_device_that_was_ahead_of_its_host_gives_the_same_chunks() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from relive import Field, FrameStack, NStep, ReplayBuffer, Schema, core
+from relive import Field, FrameStack, Hindsight, NStep, ReplayBuffer, Schema, core
 from relive.batches import leaves_by_path
 from relive.ring.ring import Stacks
 from support import internals
@@ -24,8 +25,8 @@ ROWS = 40
 VIEWS = {"n-step": lambda: NStep(3), "stacks": lambda: FrameStack(3), "some": lambda: FrameStack(2, keys=("half",))}
 
 
-def replay_of(view: Any, own: bool = False) -> Any:
-    schema, random = Schema({**FIELDS, **ENDS}), torch.Generator().manual_seed(0)
+def replay_of(view: Any, own: bool = False, fields: Any = FIELDS) -> Any:
+    schema, random = Schema({**fields, **ENDS}), torch.Generator().manual_seed(0)
     replay = ReplayBuffer(schema, 2 * ROWS, 2, seed=0, view=view, check_ends=False, own_next_obs=own)
 
     def rows(path: Any) -> Any:
@@ -75,6 +76,50 @@ def test_each_large_field_is_that_of_its_rows(view: str, own: bool, exchange: bo
             assert same_batches(standing, batch)
     finally:
         internals.use_exchange(before)
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_each_large_field_of_hindsight_is_that_of_its_rows_where_the_new_goal_has_its_window_end(
+    exchange: bool,
+) -> None:
+    def far(achieved: Any, desired: Any) -> Any:
+        return (np.arange(len(achieved)) % 3) == 0
+
+    view = Hindsight(
+        lambda achieved, desired: np.ones(len(achieved)), terminated_fn=far, n=4, achieved="x", desired="y"
+    )
+    fields = {**FIELDS, "obs": {**FIELDS["obs"], "y": Field((3,))}}
+    replay, before = replay_of(view, fields=fields), internals.use_exchange(exchange)
+    try:
+        for batch in chain((replay.sample(9) for _ in range(5)), replay.batches(5, 9, reuse=True)):
+            leaves, expected = leaves_by_path(batch), by_places(replay, batch)
+            for name in ("x", "y"):  # goals: those of `obs` and `next_obs` may be others
+                del expected["obs", name], expected["next_obs", name]
+            assert {("obs", "image"), ("next_obs", "image"), ("action",), ("hidden", "h")} <= expected.keys()
+            for path, leaf in expected.items():
+                assert torch.equal(leaves[path], leaf), path
+    finally:
+        internals.use_exchange(before)
+
+
+def test_sums_of_rewards_that_a_function_gives_are_one_float32_for_each_window() -> None:
+    replay = replay_of(NStep(2))
+    ring, places = internals.ring(replay), internals.ring(replay).anchors()[:6]
+
+    def doubled(anchors: Any, steps: Any) -> Any:
+        assert (anchors.tolist(), anchors.dtype, steps.dtype) == (places.tolist(), np.int64, np.int32)
+        assert replay.sample(3)["steps"].shape == (3,)  # the replay may be used meanwhile
+        return steps.astype(np.float32) * 2
+
+    found, plain = ring.windows(places, 2, 0.9, sums=doubled), ring.windows(places, 2, 0.9)
+    assert torch.equal(found["reward",], 2.0 * found["steps",])
+    for path in plain.keys() - {("reward",)}:
+        assert torch.equal(found[path], plain[path]), path
+    for wrong in (np.zeros(6), np.zeros(5, np.float32), np.zeros((6, 1), np.float32), [0.0] * 6, None):
+        with pytest.raises(TypeError, match="sums of rewards: expected one for each window"):
+            ring.windows(places, 2, 0.9, sums=lambda anchors, steps, wrong=wrong: wrong)
+    with pytest.raises(ZeroDivisionError):
+        ring.windows(places, 2, 0.9, sums=lambda anchors, steps: 1 // 0)
 
 
 @pytest.mark.parametrize(("view", "own"), [*((view, False) for view in VIEWS), ("n-step", True)])

@@ -37,7 +37,7 @@ def put_fields(
 ) -> None:
     """Put a tensor over each field (name, dtype, shape, first byte) of rows, uint8 ``[..., W]``, into a dict.
 
-    Fields without a first byte are the ``columns``, uint8 ``[B, bytes]``, in their order.
+    Fields without a first byte are the ``columns``, uint8 ``[R, bytes]`` for R rows in all, in their order.
     """
     lead, apart = rows.shape[:-1], iter(columns)
     for name, dtype, shape, at in fields:

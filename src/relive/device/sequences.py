@@ -35,7 +35,7 @@ class SequenceForm(NamedTuple):
     @classmethod
     def of(cls, ring: Ring, reader: Sequences, gamma: float) -> SequenceForm:
         """How a reader of a ring in RAM reads it."""
-        stored, derived = lasts_of(ring.leaves, reader.cut.last)
+        stored, derived = lasts_of(ring.leaves, reader.cut.last, "Sequence")
         return cls(reader.cut, gamma, tuple(stored.items()), tuple(derived.items()), tuple(reader.order))
 
 

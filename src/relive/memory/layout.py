@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,9 +102,12 @@ class RowLayout:
 
         ``name`` gives the key of each tensor, and ``width`` the bytes of rows that have others behind the last field.
         """
+        return core.Fields(self.facts(paths, name), self.nbytes if width is None else width)
+
+    def facts(self, paths: Iterable[Path], name: Callable[[Path], Hashable] = lambda path: path) -> list[Any]:
+        """What :meth:`described` is made of: the key, dtype, shape and first byte of each field."""
         found = [(path, self.fields[path]) for path in paths]
-        facts = [(name(path), x.dtype, x.shape, self.offsets[path]) for path, x in found]
-        return core.Fields(facts, self.nbytes if width is None else width)
+        return [(name(path), x.dtype, x.shape, self.offsets[path]) for path, x in found]
 
     def arrays(self, rows: Array) -> dict[Path, Array]:
         """The fields of ``rows`` (uint8, ``[..., nbytes]``) as arrays ``[..., *shape]`` over the same memory."""

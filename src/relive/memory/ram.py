@@ -136,21 +136,6 @@ class ReplayRows(Store):
         require_rows(flat, core.gather_rows(source, flat, rows, 0, rows.shape[1]), self.num_rows)
         return typed(target, self.leaves[path].dtype)
 
-    def gather_stacks(self, path: Path, frames: Where) -> tuple[Tensor, Tensor]:
-        """Copy the stacks before and after each step; rows that the two share are read once."""
-        frames, count = as_places(frames), len(frames) // 2
-        if frames.ndim != 2 or len(frames) % 2:
-            raise ShapeError(f"places: expected [2 B, depth], got shape {frames.shape}")
-        if path not in self.blocks:
-            both = self._gather(path, frames)
-            return both[:count], both[count:]
-        source, target, rows = self._batch_of(path, frames)
-        bad = core.gather_pairs(source, frames, rows)
-        if bad >= 0:  # the index of a stack: its largest place is the bad one
-            require_rows(frames.max(1, initial=0), bad, self.num_rows)
-        dtype = self.leaves[path].dtype
-        return typed(target[:count], dtype), typed(target[count:], dtype)
-
     def _batch_of(self, path: Path, where: Ints) -> tuple[Array, Array, Array]:
         """The rows of a field as bytes, an empty field of a batch, and its rows as bytes."""
         (source, dtype), shape = self._sources[path], self.leaves[path].shape

@@ -153,7 +153,8 @@ class Reader:
         """True if one call of the core writes the next batch to packed rows, as :meth:`relive.ring.Ring.windows`."""
         view: Any = self.view
         late = self._own_sampler and self.sampler.draws_late
-        return late and self._nests and view.each_reward is None and self.ring.store.packed
+        summed = getattr(view, "each_reward", view) is None  # windows whose rows are as the core reads them
+        return late and self._nests and summed and self.ring.store.packed
 
     def _checked_draw(self, drawn: object, count: int) -> tuple[Ints, Extras]:
         """The places and fields that a user's sampler drew, once checked.

@@ -100,6 +100,20 @@ Events = tuple[Ints, Opens]
 NOTHING: Remainder = []
 
 
+class Stacks(NamedTuple):
+    """How fields of the observation are read as stacks of frames."""
+
+    paths: tuple[Path, ...]
+    """The fields."""
+    depth: int
+    """How many frames a stack has."""
+    repeat: bool
+    """True if frames from before the episode are its first one, else they are zeros."""
+
+
+NO_STACKS = Stacks((), 0, False)
+
+
 # `step` is one int32 a row and serves as the episode counter: rows i and i + k share an episode if and only if step[i +
 # k] = step[i] + k. It also says how many frames of a stack there are. 64 bits would cost 16 bytes a row and a new
 # format.
@@ -186,6 +200,8 @@ class Ring:
         """The readers of n-step windows: without and with weights."""
         self._stacks = BoundedCache[tuple[bool, Stacks], Windows]()
         """The readers of windows with stacks of frames."""
+        self.sequences: BoundedCache[Any, Any] = BoundedCache()
+        """The readers of sequences, each under its cut, which views put there."""
         self._addings = BoundedCache[tuple[int, bool, bool], Adding]()
 
     def _ring_arrays(self) -> RingArrays:
@@ -384,74 +400,85 @@ class Ring:
             require_rows(plan.places, bad, self.store.num_rows)
         return plan
 
-    def windows(self, places: Any, n: int, gamma: float, kind: type[dict[str, Any]] | None = None) -> Any:
+    def windows(
+        self,
+        places: Any,
+        n: int,
+        gamma: float,
+        kind: type[dict[str, Any]] | None = None,
+        sums: Callable[[Ints, NDArray[np.int32]], NDArray[np.float32]] | None = None,
+        stacks: Stacks | None = None,
+    ) -> Any:
         """The fields ``[B, ...]`` of the n-step transitions that start at ``places``, or at the anchors of a draw.
 
         They come by path, or nested as this kind of dict. A draw by priority gives its ``weight`` and ``probability``
-        as well. Where all fields are in RAM, one compiled call draws, reads and makes the tensors.
+        as well. One compiled call draws, reads and makes the tensors, for which all fields must be in RAM.
+
+        Args:
+            places: anchors, or a draw.
+            n: rewards per window.
+            gamma: discount per step.
+            kind: the kind of dict.
+            sums: gives the rewards in place of the discounted sums, float32 ``[B]``: of the anchors' places, and how
+                many steps each window has.
+            stacks: the fields of the observation that are read as stacks.
 
         Raises:
             ParameterError, ShapeError, DTypeError: they are not places of rows.
         """
         drawn = places.__class__ is Draw
-        if self.store.apart is not None:
-            weighed = drawn and places.weighed
-            windows = self._windows[weighed]
-            if windows is None:
-                windows = self._windows[weighed] = self._new_windows(weighed)
-            found = windows.sample(places if drawn else vector(places), n, gamma, kind)
-            if found.__class__ is int:
-                require_rows(places, found, self.store.num_rows)
-            return found
-        chosen, extras = drawn_or_given(places)
-        fields = self.read(self.plan(chosen, n, gamma)) | self.extras(extras)
-        return fields if kind is None else core.nested(fields, kind)
-
-    def stacks(self, places: Any, n: int, gamma: float, stacks: Stacks) -> dict[Path, Tensor]:
-        """The fields of :meth:`windows`, with some of the observation as stacks, where all fields are in RAM.
-
-        Raises:
-            ParameterError, ShapeError, DTypeError: they are not places of rows.
-        """
-        drawn = places.__class__ is Draw
-        form = drawn and places.weighed, stacks
-        windows = self._stacks.get(form) or self._stacks.keep(form, self._new_windows(*form))
-        found = windows.sample(places if drawn else vector(places), n, gamma)
+        weighed = drawn and places.weighed
+        windows = self._windows[weighed] if stacks is None else self._stacks.get((weighed, stacks))
+        if windows is None:
+            windows = self._new_windows(weighed, stacks)
+        found = windows.sample(places if drawn else vector(places), n, gamma, kind, sums)
         if found.__class__ is int:
             require_rows(places, found, self.store.num_rows)
         return found
 
-    def _new_windows(self, weighed: bool, stacks: Stacks | None = None) -> Windows:
-        """A reader of windows into the rows of a batch: with stacks behind all else, and then weights, if it has any.
+    def _new_windows(self, weighed: bool, given: Stacks | None) -> Windows:
+        """A new reader of windows into the rows of a batch: with stacks behind all else, and then weights, if any.
 
         Large fields are apart, each in a column of its own.
         """
-        store, weights, stacks = self.store, WEIGHED if weighed else {}, stacks or NO_STACKS
-        batch, source, apart = store.batch, store.layout, cast("Mapping[Path, Array]", store.apart)
-        pairs = {path: ("next_obs", *path[1:]) for path in stacks.paths if path not in apart}
+        store, weights, stacks = self.store, WEIGHED if weighed else {}, given or NO_STACKS
+        batch, source = store.batch, store.layout
+        pairs = {path: ("next_obs", *path[1:]) for path in stacks.paths if path not in store.large}
         frames: dict[Path, Field] = {}  # the rows have the newest frames as well, by the names that a batch has
         for name in (*pairs, *pairs.values()):
             frames[("_stack", *name)] = Field((stacks.depth, *batch.fields[name].shape), batch.fields[name].dtype)
         rows = RowLayout(*batch.groups, frames, weights) if frames or weights else batch
-        given = {path: ("_stack", *path) if ("_stack", *path) in frames else path for path in (*batch.fields, *weights)}
-        facts: list[Any] = [(x, rows.fields[y].dtype, rows.fields[y].shape, rows.offsets[y]) for x, y in given.items()]
+        place = {path: ("_stack", *path) if ("_stack", *path) in frames else path for path in (*batch.fields, *weights)}
+        facts: list[Any] = [(x, rows.fields[y].dtype, rows.fields[y].shape, rows.offsets[y]) for x, y in place.items()]
+        columns, large = self.large_fields(stacks)
+        facts[len(batch.fields) : len(batch.fields)] = columns  # weights come last
+        at = (rows.offsets["probability",], rows.offsets["weight",]) if weighed else (-1, -1)
+        stacked = [
+            (source.offsets[now], source.fields[now].nbytes, rows.offsets[place[now]], rows.offsets[place[then]])
+            for now, then in pairs.items()
+        ]
+        windows = Windows(
+            self.core, batch.core, core.Fields(facts, rows.nbytes), *at, in_files=self.undo is not None,
+            stacked=stacked, depth=stacks.depth, repeat=stacks.repeat, large=large,
+        )  # fmt: skip
+        if given is None:
+            self._windows[weighed] = windows
+            return windows
+        return self._stacks.keep((weighed, given), windows)
+
+    def large_fields(self, stacks: Stacks = NO_STACKS) -> tuple[list[Any], list[Any]]:
+        """The large fields of n-step transitions as compiled code takes them: the columns of a batch, and their rows.
+
+        There are none unless all fields are in RAM.
+        """
         columns, large = list[Any](), list[Any]()
-        for path, block in apart.items():
+        for path, block in (self.store.apart or {}).items():
             field, stacked = self.leaves[path], path in stacks.paths
             now, then = path[0] != "next_obs", path[0] == ("next_obs" if self.own_next else "obs")
             shape = (stacks.depth, *field.shape) if stacked else field.shape
             columns += [(x, field.dtype, shape, None) for x in [path] * now + [("next_obs", *path[1:])] * then]
             large.append((block, now, then, stacked))
-        facts[len(batch.fields) : len(batch.fields)] = columns  # weights come last
-        at = (rows.offsets["probability",], rows.offsets["weight",]) if weighed else (-1, -1)
-        stacked = [
-            (source.offsets[now], source.fields[now].nbytes, rows.offsets[given[now]], rows.offsets[given[then]])
-            for now, then in pairs.items()
-        ]
-        return Windows(
-            self.core, batch.core, core.Fields(facts, rows.nbytes), *at, in_files=self.undo is not None,
-            stacked=stacked, depth=stacks.depth, repeat=stacks.repeat, large=large,
-        )  # fmt: skip
+        return columns, large
 
     def extras(self, extras: Mapping[str, Array]) -> dict[Path, Tensor]:
         """The further fields of a draw, arrays ``[B]`` by name, as fields of a batch."""
@@ -883,20 +910,6 @@ def drawn_or_given(places: Ints | Draw) -> tuple[Ints, dict[str, Array]]:
         chosen, extras = places
         return chosen, extras
     return places, {}
-
-
-class Stacks(NamedTuple):
-    """How fields of the observation are read as stacks of frames."""
-
-    paths: tuple[Path, ...]
-    """The fields."""
-    depth: int
-    """How many frames a stack has."""
-    repeat: bool
-    """True if frames from before the episode are its first one, else they are zeros."""
-
-
-NO_STACKS = Stacks((), 0, False)
 
 
 class Span(NamedTuple):

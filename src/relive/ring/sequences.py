@@ -16,7 +16,7 @@ from ..core import Draw
 from ..errors import SchemaError
 from ..memory.layout import WEIGHED, RowLayout, field_groups
 from ..memory.store import Store, require_rows, vector
-from ..steps.arrays import Ints
+from ..steps.arrays import Bools, Ints
 from ..steps.schema import Field, Path
 from .ring import Ring
 
@@ -27,6 +27,11 @@ RESULTS = {
     ("mask",): Field((), torch.bool),
     ("is_start",): Field((), torch.bool),
 }
+"""What a row of a window has besides the fields of a step."""
+
+
+FLAGS = ("is_first", "is_last", "is_terminal", "mask")
+"""What a row of a chunk has: flags."""
 
 
 FACTS = ("index", "lengths", "burn_in", "env", "start")
@@ -45,7 +50,7 @@ ROWS: Path = ("_rows",)
 
 
 WRITTEN = ("reward", "terminated", "truncated", "discount", "steps", "next", "mask", "is_start")
-"""The fields of a row that the kernel writes, in its order."""
+"""The fields of a window's row that the kernel writes."""
 
 
 TIMESTEP: Path = ("timestep",)
@@ -57,7 +62,7 @@ NEVER_LAST = ("obs", "hidden", "terminated", "truncated")
 
 
 class Cut(NamedTuple):
-    """The part of its episode that is read around a window, and its shape."""
+    """The rows of a ring that are read as a sequence, and its shape."""
 
     rows: int
     """T', the rows of each sequence."""
@@ -71,6 +76,8 @@ class Cut(NamedTuple):
     """Fields of the step before each row, read as ``last_<name>``."""
     timestep: bool = False
     """True if batches get the number of each row in its episode."""
+    across: bool = False
+    """True for chunks: their rows are of any episode, and have flags in place of n-step sums."""
 
 
 class Sequences:
@@ -86,14 +93,21 @@ class Sequences:
 
     def __init__(self, ring: Ring, cut: Cut) -> None:
         self.cut = cut
-        leaves, store = ring.leaves, ring.store
-        clash = {path[0] for path in leaves} & {"next", *FACTS, *(TIMESTEP if cut.timestep else ())}
+        leaves, store, who = ring.leaves, ring.store, "Chunks" if cut.across else "Sequence"
+        given, results = ["next"], RESULTS
+        if cut.across:  # their final observations are rows of their own, so there are no next ones
+            given, results = [*FLAGS], {(name,): Field((), torch.bool) for name in FLAGS}
+        if cut.timestep:
+            given, results = [*given, *TIMESTEP], {**results, TIMESTEP: Field((), torch.int64)}
+        clash = {path[0] for path in leaves} & {*given, *FACTS}
         if clash:
-            raise SchemaError(f"field {min(clash)!r}: Sequence gives batches a field of that name; give yours another")
-        stored, derived = lasts_of(leaves, cut.last)
+            raise SchemaError(f"field {min(clash)!r}: {who} gives batches a field of that name; give yours another")
+        if cut.across:
+            leaves = {path: field for path, field in leaves.items() if path[0] != "next_obs"}
+        stored, derived = lasts_of(leaves, cut.last, who)
         held, (obs, others, _) = store.layout.offsets, store.groups
         near = {path: leaves[source] for path, source in derived.items() if source in held}
-        layout = RowLayout(obs, others, RESULTS, near)
+        layout = RowLayout(obs, others, results, near)
         self.layout: RowLayout = layout
         # the bytes of a row of padding: -1 for the place of the next row, what `padding` says for masks, else zeros
         blank = np.zeros((1, layout.nbytes), np.uint8)
@@ -101,33 +115,55 @@ class Sequences:
             array[...] = -1 if path == ("next",) else padding(path)
         self.blank: NDArray[np.uint8] = blank[0]
         # what the kernel gives every row of the step before, and what only the rows after an episode's last step
-        lasts = {path: source for path, source in (stored | derived).items() if source in held}
+        lasts = {path: of for path, of in (stored | derived).items() if of in held and path in layout.fields}
         self.stored: dict[Path, Path] = {path: source for path, source in stored.items() if path not in lasts}
         self.derived: dict[Path, Path] = {path: source for path, source in derived.items() if path not in lasts}
         made = layout.fields
         self.states: list[Path] = [path for path in leaves if path[0] == "hidden"]
         self.obs: list[Path] = [path for path in leaves if path[0] == "obs" and path not in made]
         self.others: list[Path] = [path for path in leaves if path[0] not in ("obs", "hidden") and path not in made]
-        self.tabled: bool = bool(self.obs or self.others or self.stored or self.derived)
-        """True if a batch has more than the kernel's rows and the states, so that the place of each row is needed."""
-        small = RowLayout(*field_groups(leaves, store.large)[:2], RESULTS).fields
-        self.order: list[Path] = list(dict.fromkeys((*small, *FACT_FIELDS, *store.large, *derived)))
+        self.finals: list[Path] = [("next_obs", *path[1:]) for path in self.obs] if ring.own_next else []
+        """Where the final observations are of those."""
+        self.tabled: bool = store.apart is None and bool(self.obs or self.others or self.stored or self.derived)
+        """True if a batch has fields that are not in RAM, so that the place of each row is needed."""
+        if cut.across:
+            self.order: list[Path] = [*leaves, *derived, *results, *FACT_FIELDS]
+        else:
+            small = RowLayout(*field_groups(leaves, store.large)[:2], results).fields
+            self.order = list(dict.fromkeys((*small, *FACT_FIELDS, *store.large, *derived)))
+        offsets = {path[0]: at for path, at in layout.offsets.items() if len(path) == 1}
+        written = {name: offsets[name] for name in (FLAGS[1:] if cut.across else WRITTEN)}
+        if cut.across:
+            written["is_start"] = offsets["is_first"]
         self.core_layout: core.SequenceLayout = core.SequenceLayout(
-            **{name: layout.offsets[name,] for name in WRITTEN}, step_bytes=layout.starts[2],
-            obs_bytes=layout.starts[1], burn_in=cut.burn_in, n=cut.n, time_first=cut.time_first,
+            **written, timestep=offsets[TIMESTEP[0]] if cut.timestep else -1, step_bytes=layout.starts[2],
+            obs_bytes=layout.starts[1], own_at=store.layout.starts[2] if cut.across and ring.own_next else -1,
+            burn_in=cut.burn_in, n=cut.n, time_first=cut.time_first, across=cut.across,
             lasts=[(held[of], layout.offsets[path], leaves[of].nbytes, path in stored) for path, of in lasts.items()],
         )  # fmt: skip
         """The layout and the cut, as compiled code takes them."""
-        rows, facts = layout.described([path for path in made if path not in near] + list(near)), list(FACT_FIELDS)
+        blocks, columns, states = store.apart or {}, dict[Path, Any](), list[Path]()
+        if store.apart is not None:
+            columns, states = self._columns(blocks), self.states
+        shapes = leaves | {path: leaves[of] for path, of in (stored | derived).items()}
+
+        def apart(path: Path) -> Any:
+            return path, shapes[path].dtype, shapes[path].shape, None
+
+        rows = [layout.facts([path])[0] if path in made else apart(path) for path in self.order
+                if path in made or path in columns]  # fmt: skip
         if store.sends:
-            rows = core.Fields([(ROWS, torch.uint8, (layout.nbytes,), 0)], layout.nbytes)
+            rows = [(ROWS, torch.uint8, (layout.nbytes,), 0)]
+        facts = [*WINDOW_FACTS.facts(FACT_FIELDS), *map(apart, states)]
+        width = WINDOW_FACTS.nbytes
         self.core: core.SequenceWindows = core.SequenceWindows(
-            ring.core, self.core_layout, cut.rows, rows, WINDOW_FACTS.described(facts),
-            WINDOW_FACTS.described([*facts, *WEIGHED]), self.blank, self.tabled, ring.undo is not None,
+            ring.core, self.core_layout, cut.rows, core.Fields(rows, layout.nbytes), core.Fields(facts, width),
+            core.Fields([*facts, *WINDOW_FACTS.facts(WEIGHED)], width), self.blank, self.tabled, ring.undo is not None,
+            [columns[path] for path in self.order if path in columns], [blocks[path] for path in states],
         )  # fmt: skip
         """Draws and reads the packed rows."""
 
-    def read(self, ring: Ring, places: Any, gamma: float) -> dict[Path, Tensor]:
+    def read(self, ring: Ring, places: Any, gamma: float = 1.0) -> dict[Path, Tensor]:
         """The fields ``[T', B, ...]`` of the sequences whose windows end at ``places``, and facts ``[B]`` about each.
 
         Places are those of anchors, or a draw; one by priority gives its ``weight`` and ``probability`` as well.
@@ -141,36 +177,41 @@ class Sequences:
         found = self.core.sample(places, gamma)
         if found.__class__ is int:
             require_rows(places, found, store.num_rows)
-        fields, first, table = found
-        if self.cut.timestep:
-            fields[TIMESTEP] = torch.from_numpy(self._timesteps(ring, first, fields["lengths",].numpy()))
-        if not self.states and not self.tabled and not store.sends:
+        fields, first, table, before = found
+        if store.apart is not None:
             return fields
         if store.sends:
             rows = fields.pop(ROWS)
             sent, *facts = store.tensors(rows.numpy(), *(fact.numpy() for fact in fields.values()))
             fields = self.layout.views(sent) | dict(zip(fields, facts, strict=True))
-        weights = [path for path in WEIGHED if path in fields]
         if self.obs or self.others:
-            fields |= self._large_fields(store, first, table)
+            fields |= self._gathered(store, first, table)
         elif self.states:
             fields |= store.gather(self.states, *store.places(first))
-        if self.stored or self.derived:
-            self._complete(ring, first, table, fields)
-        order = [*self.order, *weights, *([TIMESTEP] if self.cut.timestep else [])]
+        fields |= steps_of(store, self.derived, before)
+        if self.stored:
+            # the row after an episode's end holds what its final observation was stored with: bytes without meaning
+            _put(store, fields, table < -1, steps_of(store, self.stored, before[table < -1]))
+        order = [*self.order, *(path for path in WEIGHED if path in fields)]
         return dict(zip(order, map(fields.__getitem__, order), strict=True))
 
-    def _timesteps(self, ring: Ring, first: Ints, lengths: Ints) -> Ints:
-        """The number of each row in its episode, and 0 in padding, given the places of rows 0."""
-        t = np.arange(self.cut.rows)[:, None]
-        numbers = np.where(t < lengths, ring.step[first] + t, 0)
-        return numbers if self.cut.time_first else np.ascontiguousarray(numbers.T)
+    def _columns(self, blocks: Mapping[Path, Any]) -> dict[Path, Any]:
+        """The large fields of rows as compiled code takes them, by path."""
+        finals = dict(zip(self.obs, self.finals or self.obs, strict=True))
+        columns = {path: (blocks[path], False, blocks[final], False, False) for path, final in finals.items()}
+        columns |= {path: (blocks[path], False, None, False, padding(path)) for path in self.others}
+        columns |= {path: (blocks[path], False, blocks[of], True, padding(path)) for path, of in self.stored.items()}
+        return columns | {path: (blocks[of], True, blocks[of], True, False) for path, of in self.derived.items()}
 
-    def _large_fields(self, store: Store, first: Ints, table: Ints) -> dict[Path, Tensor]:
+    def _gathered(self, store: Store, first: Ints, table: Ints) -> dict[Path, Tensor]:
         """Fields that the kernel does not read: hidden states before the ``first`` rows, large fields of all rows."""
         # table < -1 marks the place -2 - table of a final observation; the row's other fields mean nothing
         begin, shown, real = store.places(first, np.where(table < -1, -2 - table, table), table)
         fields = store.gather(self.states, begin) | store.gather(self.obs, shown) | store.gather(self.others, real)
+        if self.finals:
+            ended = table < -1
+            finals = store.gather(self.finals, *store.places(-2 - table[ended]))
+            _put(store, fields, ended, dict(zip(self.obs, finals.values(), strict=True)))
         masks = [path for path in self.others if padding(path)]
         if masks:
             (blank,) = store.tensors(table < 0)
@@ -178,24 +219,16 @@ class Sequences:
                 fields[path].masked_fill_(blank.view(*blank.shape, *[1] * (fields[path].dim() - 2)), True)
         return fields
 
-    def _complete(self, ring: Ring, first: Ints, table: Ints, fields: dict[Path, Tensor]) -> None:
-        """Add the derived fields of the step before each row, and correct the stored ones where an episode ended."""
-        store, ended, before = ring.store, table < -1, np.empty_like(table)
-        # the step before row t is row t - 1 of the same sequence; before padding there is none
-        earlier, here = (before, table) if self.cut.time_first else (before.T, table.T)
-        earlier[1:] = np.where(here[1:] == -1, -1, here[:-1])
-        # before row 0 it is the place before in the ring of the env, unless the episode begins there
-        begin = first // ring.rows * ring.rows
-        earlier[0] = np.where(ring.step[first] == 0, -1, begin + (first - begin - 1) % ring.rows)
-        fields |= steps_of(store, self.derived, before)
-        if self.stored and ended.any():
-            # the row after an episode's end holds what its final observation was stored with: bytes without meaning
-            (where,) = store.tensors(ended)
-            for path, rows in steps_of(store, self.stored, before[ended]).items():
-                fields[path][where] = rows
+
+def _put(store: Store, fields: dict[Path, Tensor], where: Bools, rows: Mapping[Path, Tensor]) -> None:
+    """Put rows of fields in place of those that are there."""
+    if rows and where.any():
+        (at,) = store.tensors(where)
+        for path, values in rows.items():
+            fields[path][at] = values
 
 
-def steps_of(store: Store, wanted: dict[Path, Path], places: Ints) -> dict[Path, Tensor]:
+def steps_of(store: Store, wanted: Mapping[Path, Path], places: Ints) -> dict[Path, Tensor]:
     """Fields of the steps at ``places`` under their new names; zeros where a place is negative."""
     if not wanted:
         return {}
@@ -206,7 +239,7 @@ def steps_of(store: Store, wanted: dict[Path, Path], places: Ints) -> dict[Path,
 # The action and the reward before a row are read from the row before. To store them with the final observation would
 # make every boundary row larger. The price: that row must still be stored.
 def lasts_of(
-    leaves: Mapping[Path, Field], last: tuple[str, ...], view: str = "Sequence"
+    leaves: Mapping[Path, Field], last: tuple[str, ...], view: str
 ) -> tuple[dict[Path, Path], dict[Path, Path]]:
     """``last_<name>`` -> ``<name>``, leaf by leaf: first those stored with each step, then those to derive.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -89,8 +89,9 @@ class FrameStack:
         if ring.own_next:
             raise SchemaError("FrameStack needs steps in order that share observations; here each has its own")
         stacks, window = self.stacks_of(ring), self.window
-        if ring.store.apart is not None and window.each_reward is None:
-            return ring.stacks(places, window.n, window.gamma, stacks)
+        if ring.store.apart is not None:
+            sums = None if window.each_reward is None else partial(window.sums, ring)
+            return ring.windows(places, window.n, window.gamma, None, sums, stacks)
         chosen, extras = drawn_or_given(places)
         plan = window.plan(ring, chosen)
         count = len(plan.places)

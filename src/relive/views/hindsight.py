@@ -128,6 +128,7 @@ class Hindsight:
     history = 0
     """No row before the anchor is needed."""
     reads_draws = True
+    nests = True
     rule = EVERY_ROW
     """Every complete transition is an anchor."""
 
@@ -215,10 +216,13 @@ class Hindsight:
         """For pickle: the parameters with their functions, which must be picklable."""
         return partial(Hindsight, **{name: getattr(self, name) for name in NAMES}), ()
 
-    def read(self, ring: Ring, places: Ints | Draw, key: int | None = None) -> dict[Path, Tensor]:
+    def read(
+        self, ring: Ring, places: Ints | Draw, key: int | None = None, kind: type[dict[str, Any]] | None = None
+    ) -> Any:
         """The fields ``[B, ...]`` of the windows that start at ``places``; ``key`` decides which get another goal.
 
-        Places are those of anchors, or a draw; one by priority gives its ``weight`` and ``probability`` as well.
+        They come by path, or nested as this kind of dict. Places are those of anchors, or a draw; one by priority gives
+        its ``weight`` and ``probability`` as well.
 
         Raises:
             SchemaError: the ring has no such goals.
@@ -238,16 +242,18 @@ class Hindsight:
         chosen: Any = places
         if places.__class__ is not Draw:
             chosen = vector(places)
-        elif not store.packed:
+        elif store.apart is None:
             chosen, extras = chosen
         batch = fit.core.draw(chosen, self.n, self.gamma, key or 0, ratio)
         if batch.__class__ is int:
             require_rows(chosen, batch, store.num_rows)
         changed = self._relabel(ring, fit, functions, batch) if batch.chosen else None
-        fields = batch.fields() if store.packed else fit.fields(ring, chosen, batch) | ring.extras(extras)
+        if store.apart is not None and not changed:
+            return batch.fields(kind)
+        fields = batch.fields() if store.apart is not None else fit.fields(ring, chosen, batch) | ring.extras(extras)
         if changed:
             _write_changed(ring, fields, changed, batch)
-        return fields
+        return fields if kind is None else core.nested(fields, kind)
 
     def _relabel(self, ring: Ring, fit: GoalBytes, functions: list[GoalFunction], batch: core.GoalBatch) -> Arrays:
         """Have the functions judge the steps of the chosen rows, and then a kernel write the windows of these rows.
@@ -470,16 +476,17 @@ class GoalBytes:
             batch.core, goal_at=goal_at, goal_bytes=goal_bytes, into_obs=into_obs, into_next=into_next,
             mark=written["relabelled",], strategy=strategy, finished=finished,
         )  # fmt: skip
-        plain = [path for path in batch.fields if path not in WEIGHED]
-        fields, weighed = batch.described(plain), batch.described([*plain, *WEIGHED])
+        columns, large = ring.large_fields()
+        plain = [*batch.facts(path for path in batch.fields if path not in WEIGHED), *columns]
+        fields, weighed = (core.Fields([*plain, *batch.facts(more)], batch.nbytes) for more in ((), WEIGHED))
         self.core: core.GoalWindows = core.GoalWindows(
             ring.core, self.layout, fields, weighed, **{f"{path[0]}_at": written[path] for path in WEIGHED},
-            dtype=numpy_dtype(field.dtype), shape=field.shape, in_files=ring.undo is not None,
+            dtype=numpy_dtype(field.dtype), shape=field.shape, in_files=ring.undo is not None, large=large,
         )  # fmt: skip
         """Draws and reads the packed rows."""
 
     def fields(self, ring: Ring, places: Ints, batch: core.GoalBatch) -> dict[Path, Tensor]:
-        """The fields of a batch of which a part is not in the packed rows."""
+        """The fields of a batch of which a part is not in RAM."""
         plan = ring.store.plan(places, self.batch)
         plan.rows[...], plan.last[...] = batch.rows, batch.last
         return {path: field for path, field in ring.read(plan).items() if path not in WEIGHED}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
-from functools import cache, partial
-from inspect import signature
+from dataclasses import KW_ONLY, dataclass
+from functools import cache
 from typing import ClassVar, Literal, get_args
-from weakref import ref
 
 from torch import Tensor
 
@@ -35,10 +32,6 @@ def _rule(length: int, burn_in: int, before: bool, overlap: Overlap, drop_tail: 
 @cache
 def _cut(length: int, burn_in: int, n: int, time_first: bool, last: tuple[str, ...], timestep: bool) -> Cut:
     return Cut(burn_in + length + n, burn_in, n, time_first, last, timestep)
-
-
-def _nothing() -> None:
-    """The ring of a view that has read none."""
 
 
 @checked(
@@ -114,19 +107,10 @@ class Sequence:
     weigh: Weigh = "windows"
     last: tuple[str, ...] = ()
     timestep: bool = False
-    _reader: tuple[Callable[[], Ring | None], Sequences | None] = field(
-        default=(_nothing, None), init=False, repr=False, compare=False
-    )
-    """The ring that was read last, weakly, and what reads its windows; kept until a parameter changes."""
-
     reads_draws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _ = self.rule
-
-    def __reduce__(self) -> tuple[partial[Sequence], tuple[()]]:
-        """For pickle and copies: the parameters. What is kept of rings stays with this view."""
-        return partial(Sequence, **{name: getattr(self, name) for name in signature(Sequence).parameters}), ()
 
     @property
     def history(self) -> int:
@@ -179,8 +163,7 @@ class Sequence:
             SchemaError: as :meth:`read`.
         """
         cut = _cut(self.length, self.burn_in, self.n, self.time_first, tuple(self.last), self.timestep)
-        of, reader = self._reader
-        if reader is None or of() is not ring or reader.cut != cut:
-            reader = Sequences(ring, cut)
-            self._reader = ref(ring), reader
-        return reader
+        try:
+            return ring.sequences[cut]
+        except KeyError:
+            return ring.sequences.keep(cut, Sequences(ring, cut))

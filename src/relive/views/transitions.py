@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core import Draw, nested
 from ..core.words import ALONE
@@ -69,10 +71,11 @@ class NStep:
 
         They come by path, or nested as this kind of dict.
         """
-        if self.each_reward is None:
+        if ring.store.apart is not None:
             if self.n > 1 and not ring.ordered:
                 self._require_order(ring)
-            return ring.windows(places, self.n, self.gamma, kind)
+            sums = None if self.each_reward is None else partial(self.sums, ring)
+            return ring.windows(places, self.n, self.gamma, kind, sums)
         chosen, extras = drawn_or_given(places)
         fields = ring.read(self.plan(ring, chosen)) | ring.extras(extras)
         return fields if kind is None else nested(fields, kind)
@@ -86,7 +89,7 @@ class NStep:
         self._require_order(ring)
         plan = ring.plan(places, self.n, self.gamma)
         if self.each_reward is not None:
-            self._sum_again(ring, plan, self.each_reward)
+            plan.column("reward")[...] = self.sums(ring, plan.places, plan.column("steps"))
         return plan
 
     def on_device(self, ring: Ring, rows: DeviceRing) -> DeviceRead | None:
@@ -101,11 +104,12 @@ class NStep:
 
     # The core has read how far each window goes, so no rule of ends is here. Only the sum is another one than the
     # core's: rewards of a user come all at once, of any dtype, and NumPy adds them in its order, with powers of gamma.
-    def _sum_again(self, ring: Ring, plan: Plan, function: Callable[[Array], object]) -> None:
-        """Put the discounted sum of each window's rewards after ``each_reward`` in place of the plain one."""
-        within, places = np.arange(self.n), plan.places[:, None]
-        window = places // ring.rows * ring.rows + (places + within) % ring.rows
-        inside, worth = within < plan.column("steps")[:, None], self.gamma**within
+    def sums(self, ring: Ring, places: Ints, steps: Array) -> NDArray[np.float32]:
+        """The discounted sums of the rewards of windows of so many steps, after ``each_reward``."""
+        function: Any = self.each_reward
+        within = np.arange(self.n)
+        window = places[:, None] // ring.rows * ring.rows + (places[:, None] + within) % ring.rows
+        inside, worth = within < steps[:, None], self.gamma**within
         try:
             rewards = as_host(function(ring.arrays.reward[window]), "each_reward")
         except Exception as error:
@@ -117,7 +121,7 @@ class NStep:
         if rewards.dtype.kind not in "fiub":
             raise DTypeError(f"each_reward: expected real numbers, got {rewards.dtype}")
         # rows after the window may hold anything: 0 times an infinity would be NaN
-        plan.column("reward")[...] = np.where(inside, rewards * worth, 0.0).sum(1)
+        return np.where(inside, rewards * worth, 0.0).sum(1).astype(np.float32)
 
 
 def Transition(gamma: float = 0.99) -> NStep:  # noqa: N802 - named like the view it returns
