@@ -1391,8 +1391,8 @@ MUTATIONS = [
     Mutation(
         "final values are set one step too late",
         "collect/collector.py",
-        "buffer.steps - (count - x.step)",
-        "buffer.steps - (count - x.step) + 1",
+        "first + x.step)",
+        "first + x.step + 1)",
         "collect/test_final_observations.py",
     ),
     Mutation(

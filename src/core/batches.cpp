@@ -156,8 +156,8 @@ void take_episodes(Draw &draw, nb::handle ring, nb::handle oldest) {
     draw.oldest = {rows.begin(), rows.end()};
 }
 
-// The draw, made: its places, int64 [B], and the further fields of a batch by name.
-nb::tuple made(const Draw &draw) {
+// Make a draw: its places, int64 [B], and the further fields of a batch by name.
+nb::tuple make_draw(const Draw &draw) {
     auto array = [&](int type) {
         npy_intp size = draw.count;
         return array_or_raise(PyArray_SimpleNew(1, &size, type));
@@ -289,8 +289,8 @@ void bind_batches(nb::module_ &module) {
                 "The memory that a batch is written to; None: fresh memory.")
         .def_prop_ro("weighed", &Draw::weighed, "True if the batch gets `probability` and `weight`.")
         .def("__len__", [](const Draw &) { return 2; })
-        .def("__iter__", [](const Draw &self) { return nb::iter(made(self)); })
-        .def("__getitem__", [](const Draw &self, nb::handle i) { return nb::object(nb::object(made(self))[i]); });
+        .def("__iter__", [](const Draw &self) { return nb::iter(make_draw(self)); })
+        .def("__getitem__", [](const Draw &self, nb::handle i) { return nb::object(nb::object(make_draw(self))[i]); });
     module.def(
         "draw_by_chance",
         [](nb::object ring, std::int64_t count, Word key, std::int64_t newest) {

@@ -1,3 +1,4 @@
+// The rows of one batch that several reads write, each behind those of the part before it.
 #include "joined.hpp"
 
 #include "batches.hpp"

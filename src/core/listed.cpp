@@ -1,3 +1,4 @@
+// Reads lists and tuples of numbers, or of arrays, into one array, and gives up where an item is not like the first.
 #include "listed.hpp"
 
 #include <cstring>
@@ -29,10 +30,10 @@ int name_of(DType dtype) {
 }
 
 // One way to read a list: the dtype of its numbers, and of what shape it is.
-class Listed {
+class ListReader {
   public:
     // By the first of everything.
-    explicit Listed(PyObject *given) {
+    explicit ListReader(PyObject *given) {
         nb::object at = nb::borrow(given);
         while (is_list(at.ptr()) && shape_.size() < NPY_MAXDIMS) {
             shape_.push_back(length(at.ptr()));
@@ -125,16 +126,16 @@ class Listed {
 
 nb::object array_of_list(PyObject *given) {
     if (!is_list(given)) return {};
-    Listed listed(given);
+    ListReader reader(given);
     do {
-        nb::object array = listed.array();
+        nb::object array = reader.array();
         if (!array.is_valid()) {
             PyErr_Clear();
             return {};
         }
         auto *to = numbers_of<std::byte>(array);
-        if (listed.fill(given, 0, to)) return array;
-    } while (listed.turn_real());
+        if (reader.fill(given, 0, to)) return array;
+    } while (reader.turn_real());
     return {};
 }
 

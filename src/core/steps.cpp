@@ -267,7 +267,7 @@ nb::tuple StepFields::leaves(const Step &step) const {
     return nb::tuple(leaves);
 }
 
-void StepFields::part(Step &step, std::int64_t row) const {
+void StepFields::set_aside(Step &step, std::int64_t row) const {
     for (std::size_t i = 0; i < size(); ++i) {
         auto bytes = fields_[i].bytes;
         auto &data = step[i].data;
@@ -478,7 +478,7 @@ void bind_steps(nb::module_ &module) {
             LongWork hold(self.bytes() > LONG_WORK);
             for (std::size_t i = 0; finite && i < self.size(); ++i)
                 if (!self.is_finite(step, i)) return false;
-            self.part(step, row);
+            self.set_aside(step, row);
             self.copy(step, row);
             return true;
         }, nb::arg("row"), nb::arg("step").none(), nb::arg("finite") = false,

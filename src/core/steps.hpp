@@ -92,8 +92,8 @@ class StepFields {
     bool is_finite(const Step &step, std::size_t field) const;
     // The leaves of an accepted step, as they were given or as new arrays.
     nb::tuple leaves(const Step &step) const;
-    // Copy the values that lie in row `row` of a target, and would be overwritten before they are read.
-    void part(Step &step, std::int64_t row) const;
+    // Copy the values that lie in row `row` of a target: they would be overwritten before they are read.
+    void set_aside(Step &step, std::int64_t row) const;
     // Copy an accepted step to row `row`, which exists. Nothing of Python is touched.
     void copy(const Step &step, std::int64_t row) const;
     void copy(const Step &step, std::int64_t row, std::size_t field) const;

@@ -159,6 +159,14 @@ def test_steps_that_come_later_make_advantages_leave() -> None:
     assert "advantage" not in rollout
 
 
+def test_advantages_come_back_after_a_column_was_written_in_between() -> None:
+    rollout, zeros = played(T - 1), np.zeros(N, np.float32)
+    rollout.finish(ESTIMATOR, partial=True)
+    rollout.add(reward=zeros, value=zeros, terminated=zeros > 0, truncated=zeros > 0)
+    rollout["reward"] = torch.ones(T, N)
+    assert "advantage" in rollout.finish(ESTIMATOR, last_value=zeros)
+
+
 def test_a_refused_call_changes_nothing() -> None:
     rollout = played(columns={"advantage": relive.Field(())})
     rollout.finish(ESTIMATOR).finish(ESTIMATOR)

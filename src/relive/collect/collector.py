@@ -473,7 +473,7 @@ class Collector:
             raise
         fields = answer if answer.__class__ is dict else _fields_of(answer)
         action = inputs.env_action(fields, vector.takes_tensors)
-        step = {name: x.clone() if isinstance(x := fields[name], Tensor) else _own(x) for name in inputs.from_policy}
+        step = {name: x.clone() if isinstance(x := fields[name], Tensor) else _copy(x) for name in inputs.from_policy}
         states = self._hidden
         if inputs.has_hidden:
             states = inputs.hidden(fields.get("hidden"), states)  # before the envs play: it may not fit
@@ -923,11 +923,11 @@ def _fields_of(answer: Any) -> dict[str, Any]:
     return dict(answer.items()) if hasattr(answer, "items") else {"action": answer}
 
 
-def _own(answer: Any) -> Any:
+def _copy(answer: Any) -> Any:
     """A copy of a field of a policy's answer, which may be nested."""
     if hasattr(answer, "clone"):  # a tensor or a TensorDict
         return answer.clone()
-    return map_leaves(_own, answer) if isinstance(answer, Mapping | tuple) else deepcopy(answer)
+    return map_leaves(_copy, answer) if isinstance(answer, Mapping | tuple) else deepcopy(answer)
 
 
 def _value_of(policy: Policy) -> Policy:

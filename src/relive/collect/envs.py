@@ -506,7 +506,7 @@ def vectorized(envs: Any) -> Any:
 
 def _remade(envs: Any, mode: str) -> object:
     """New envs like these, or None if it is unknown how to make them."""
-    makers = _own(envs).get("env_fns")
+    makers = _attributes(envs).get("env_fns")
     if makers is not None:
         from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -551,12 +551,12 @@ def _watched(envs: object) -> tuple[object, str, list[Any]]:
     for env in base.envs if "SyncVectorEnv" in kinds else ():
         layers: list[object] = [env]
         while layers[-1] is not None:
-            layers.append(_own(layers[-1]).get("env"))
-        clocks += [layer for layer in layers[:-1] if "_elapsed_steps" in _own(layer)]
+            layers.append(_attributes(layers[-1]).get("env"))
+        clocks += [layer for layer in layers[:-1] if "_elapsed_steps" in _attributes(layer)]
     return base, name if hasattr(base, name or "_") else "", clocks
 
 
-def _own(env: object) -> dict[str, Any]:
+def _attributes(env: object) -> dict[str, Any]:
     """The attributes of an env itself, without those that a wrapper passes on; an env with slots has none here."""
     return getattr(env, "__dict__", {})
 

@@ -19,7 +19,7 @@ from ..steps.arrays import Array, Bools, Ints, as_host, whole_numbers
 from ..steps.schema import dotted
 from . import continuity, targets, values
 from .experience import Experience, episodes_of, leaves_of, same_rows
-from .findings import Finding, Lack, Look, Report, Rule, Verdict, found, rule, skip_if, surest_first
+from .findings import Finding, Lack, Look, Report, Rule, Verdict, finding, rule, skip_if, surest_first
 from .heads import heads_of
 from .readers import experience_of
 from .values import Function, answers_of
@@ -235,26 +235,26 @@ def _sums(
     known, rows = rows, rows & (steps.ended[last] | (inside.sum(1) == within.shape[1]))
     off = rows & ~np.isclose(drawn, right, rtol=1e-4, atol=1e-5)
     over = off & steps.ended[within[:, :-1]].any(1)
-    yield from found("n-step-over-an-end" if over.sum() > off.sum() / 2 else "n-step-sum", "certain",
-                     "rewards of a batch are not the discounted sum of a window that stops at an end",
-                     "stop each window at terminated or truncated, and at the ring's seam",
-                     off, int(rows.sum()))  # fmt: skip
+    yield from finding("n-step-over-an-end" if over.sum() > off.sum() / 2 else "n-step-sum", "certain",
+                       "rewards of a batch are not the discounted sum of a window that stops at an end",
+                       "stop each window at terminated or truncated, and at the ring's seam",
+                       off, int(rows.sum()))  # fmt: skip
     if "terminated" in batch:
         flag = as_host(batch["terminated"]).reshape(-1).astype(np.bool_)
-        yield from found("n-step-flag-of-first-step", "certain",
-                         "terminated in a batch is not that of the window's last step",
-                         "return the flags of the last step of the window",
-                         rows & (flag != steps.terminated[last]), int(rows.sum()))  # fmt: skip
+        yield from finding("n-step-flag-of-first-step", "certain",
+                           "terminated in a batch is not that of the window's last step",
+                           "return the flags of the last step of the window",
+                           rows & (flag != steps.terminated[last]), int(rows.sum()))  # fmt: skip
     yield from _over_the_seam(steps, batch, within, known, gamma)
     if "next_obs" in batch and steps.next_obs is not None:
         equal = np.ones(len(rows), np.bool_)
         for path, leaf in leaves_of(batch["next_obs"]).items():
             if path in steps.next_obs and path != DESIRED:
                 equal &= same_rows(leaf.astype(steps.next_obs[path].dtype), steps.next_obs[path][last])
-        yield from found("n-step-next-observation", "certain",
-                         "the next observation of a batch is not the one after the window's last step",
-                         "return the observation after the last step, the final one at an end",
-                         rows & ~equal, int(rows.sum()))  # fmt: skip
+        yield from finding("n-step-next-observation", "certain",
+                           "the next observation of a batch is not the one after the window's last step",
+                           "return the observation after the last step, the final one at an end",
+                           rows & ~equal, int(rows.sum()))  # fmt: skip
     return int(known.sum())
 
 
@@ -288,9 +288,9 @@ def _over_the_seam(
             over &= same_rows(leaf.astype(stored.dtype), stored[rows[:, -1]])
             alone &= same_rows(leaf.astype(stored.dtype), stored[newest[:, 0]])
     over |= alone
-    yield from found("n-step-over-an-end", "certain",
-                     "windows of a batch run from the newest stored step on to the oldest, across the ring's seam",
-                     "stop each window at the newest step", over, len(rows))  # fmt: skip
+    yield from finding("n-step-over-an-end", "certain",
+                       "windows of a batch run from the newest stored step on to the oldest, across the ring's seam",
+                       "stop each window at the newest step", over, len(rows))  # fmt: skip
 
 
 def _relabelled(steps: Experience, batch: Mapping[str, object], rows: Ints) -> Bools:
@@ -315,15 +315,15 @@ def _goals(steps: Experience, batch: Mapping[str, object], rows: Ints, relabelle
     for b in np.flatnonzero(relabelled):
         mine = reached[bounds[0, b] : bounds[1, b]]
         foreign[b] = not same_rows(mine, np.broadcast_to(goals[b], mine.shape).astype(mine.dtype)).any()
-    yield from found("goal-of-another-episode", "certain",
-                     "relabelled rows have a goal that their episode never reached",
-                     "choose goals among the stored steps of the row's own episode, also after the ring came round",
-                     foreign, int(relabelled.sum()))  # fmt: skip
+    yield from finding("goal-of-another-episode", "certain",
+                       "relabelled rows have a goal that their episode never reached",
+                       "choose goals among the stored steps of the row's own episode, also after the ring came round",
+                       foreign, int(relabelled.sum()))  # fmt: skip
     return int(relabelled.sum())
 
 
 def _computed(
-    finding: str, batch: Mapping[str, object], relabelled: Bools, name: str, function: Function | None, n: int
+    rule_name: str, batch: Mapping[str, object], relabelled: Bools, name: str, function: Function | None, n: int
 ) -> Look:
     """Rewards or terminals of relabelled rows, of one step each, that are not those of their new goal."""
     if function is None:
@@ -336,9 +336,9 @@ def _computed(
     goals, at = leaves_of(batch["obs"])[DESIRED][relabelled], np.flatnonzero(relabelled)
     drawn = as_host(batch[name]).reshape(-1)[relabelled].astype(np.float64)
     right = answers_of(f"{name}_fn", function, np.arange(len(at)), {(): reached}, {(): goals}, arrays=True)
-    yield from found(finding, "certain", f"'{name}' of relabelled rows is not that of their new goal",
-                     f"compute {name} again from the achieved and the new goal",
-                     at[~np.isclose(drawn, right)], len(at))  # fmt: skip
+    yield from finding(rule_name, "certain", f"'{name}' of relabelled rows is not that of their new goal",
+                       f"compute {name} again from the achieved and the new goal",
+                       at[~np.isclose(drawn, right)], len(at))  # fmt: skip
     return len(at)
 
 
@@ -375,9 +375,9 @@ def _crossing(steps: Experience, draws: Array) -> Look:
     here, there = rows[:, :-1], rows[:, 1:]
     real = (here >= 0) & (there >= 0)
     goes_on = (~steps.ended & steps.follows)[np.maximum(here, 0)] & (there == here + 1)
-    yield from found("sequence-over-an-end", "certain", "sequences run over an episode's end or the ring's seam",
-                     "cut sequences at ends, or reset the hidden state there",
-                     (real & ~goes_on).any(1), len(rows))  # fmt: skip
+    yield from finding("sequence-over-an-end", "certain", "sequences run over an episode's end or the ring's seam",
+                       "cut sequences at ends, or reset the hidden state there",
+                       (real & ~goes_on).any(1), len(rows))  # fmt: skip
     return rows.size
 
 
@@ -387,8 +387,8 @@ def _same_order(rows: Array) -> Look:
     if rows.ndim < 2 or len(rows) < 2 or rows.shape[1] < 3:
         raise Lack("draws have fewer than two epochs, or epochs of fewer than three rows")
     if bool((rows == rows[0]).all()):
-        yield from found("same-order-every-epoch", "certain", "every epoch comes in the same order",
-                         "draw a new permutation for each epoch", np.arange(len(rows)), len(rows))  # fmt: skip
+        yield from finding("same-order-every-epoch", "certain", "every epoch comes in the same order",
+                           "draw a new permutation for each epoch", np.arange(len(rows)), len(rows))  # fmt: skip
     return rows.size
 
 
@@ -403,7 +403,7 @@ def _never(steps: Experience, counts: Array) -> Look:
     else:
         name, what = "steps-never-drawn", "stored steps are never drawn"
     mend = "let every stored transition, and every tail of an episode, be drawn"
-    yield from steps.found(name, "certain", what, mend, never)
+    yield from steps.finding(name, "certain", what, mend, never)
     return len(steps)
 
 
@@ -424,7 +424,7 @@ def _uneven(steps: Experience, counts: Array) -> Look:
     slope, agree = float(x @ y / (x @ x)), float((x @ y) ** 2 / max(float((x @ x) * (y @ y)), 1e-30))
     if slope < -0.5 and agree > 0.8:
         often = np.repeat(mean, length.astype(np.int64)) > 2 * counts.mean()
-        yield from steps.found("short-episodes-favoured", "possible",
+        yield from steps.finding("short-episodes-favoured", "possible",
             "the shorter an episode is, the more often each of its steps comes: episodes are drawn, not steps",
             "draw windows or steps uniformly, or weigh episodes by their length, unless this is meant",
             often)  # fmt: skip

@@ -60,7 +60,7 @@ def continuity(steps: Experience) -> Look:
     broken = steps.inner & ~steps.chained
     frozen, rest = broken & steps.still, broken & ~steps.still
     if frozen.sum() >= FEW and frozen.sum() > broken.sum() / 2:
-        yield from steps.found("next-observation-is-the-observation", "certain",
+        yield from steps.finding("next-observation-is-the-observation", "certain",
             "observation and next observation of a row are the same, but the following row has another: the one was "
             "written over the other, or stored twice",
             "store a copy of the observation before step(), and what step() returned as next_obs",
@@ -88,14 +88,14 @@ def lagging(steps: Experience) -> list[Finding]:
     ends = ends[steps.inner[ends - 1] & steps.follows[ends + 1] & ~steps.ended[ends + 1]]
     if len(ends) < FEW or reach[ends - 1].mean() < 1 - SOME or reach[ends].mean() > SOME:
         return []
-    return list(steps.found("observation-one-step-late", "certain",
+    return list(steps.finding("observation-one-step-late", "certain",
         "observations are those of the row before: a next observation is that of the row after the following one, and "
         "first observations of episodes are of the episode before",
         "store a copy of the observation that the action was chosen on, before step() overwrites it"))  # fmt: skip
 
 
 def _unmarked(steps: Experience, rows: Bools, sure: Sureness) -> Iterator[Finding]:
-    return steps.found("unmarked-end", sure,
+    return steps.finding("unmarked-end", sure,
         "the next observation is not that of the following row, though no end is flagged: returns and sequences would "
         "run on into other steps",
         "flag such steps as truncated, or interrupt() the env before its next step",
@@ -107,7 +107,7 @@ def _mostly_broken(steps: Experience, rest: Bools, looked: int) -> Look:
     scale = _scale(steps, np.flatnonzero(rest))
     if scale is not None:
         drift = scale < NEARLY
-        yield from steps.found("next-observation-on-another-scale", "possible" if drift else "certain",
+        yield from steps.finding("next-observation-on-another-scale", "possible" if drift else "certain",
             "next observations are those of the following rows on another scale"
             + (", nearly the same one, as by a running normalisation, or by rounding" if drift else ""),
             "normalise observations and next observations with the same numbers, best when a batch is read",
@@ -115,7 +115,7 @@ def _mostly_broken(steps: Experience, rest: Bools, looked: int) -> Look:
     elif steps.chained[steps.inner].mean() > SOME:
         yield from _unmarked(steps, rest, "likely")
     elif (elsewhere := _lead_elsewhere(steps))[rest].mean() > ELSEWHERE:
-        yield from steps.found("rows-out-of-order", "likely",
+        yield from steps.finding("rows-out-of-order", "likely",
             "most rows lead to the observation of a row elsewhere, and not of the following one: the rows are not in "
             "the order of time, so returns, n-step targets and sequences of them are wrong",
             "store rows env by env in the order of time, or in a ReplayBuffer(ordered=False)",
@@ -204,7 +204,7 @@ def _idle_steps(steps: Experience) -> Iterator[Finding]:
 
 def _ignored_step(steps: Experience, sure: Sureness, what: str, rows: Bools) -> Iterator[Finding]:
     mend = "leave that row out: add(..., mask=~ended), or AutoresetMode.SAME_STEP with final_obs"
-    return steps.found("autoreset-step-stored", sure, what, mend, rows)
+    return steps.finding("autoreset-step-stored", sure, what, mend, rows)
 
 
 def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most: Sureness) -> Iterator[Finding]:
@@ -233,14 +233,14 @@ def _of_what_kind(steps: Experience, ends: Bools, begun: Bools, kind: str, most:
             # one state that always leads to one other may be a clock that comes round
             return _begins_on_the_end(steps, kind, "possible", begun)
         masked = ", which their flag masks: one-step targets are right" if most == "possible" else ""
-        return steps.found("reset-as-final-observation", most if share > MOST or most == "possible" else "likely",
+        return steps.finding("reset-as-final-observation", most if share > MOST or most == "possible" else "likely",
             f"the observation after {kind} steps is the next episode's first (SAME_STEP autoreset){masked}",
             "store info['final_obs'] as next_obs where an episode ended", begun)  # fmt: skip
     return _begins_on_the_end(steps, kind, "likely" if moved_after > FAR * usual else "possible", begun)
 
 
 def _begins_on_the_end(steps: Experience, kind: str, sure: Sureness, begun: Bools) -> Iterator[Finding]:
-    return steps.found("next-episode-begins-on-the-end", sure,
+    return steps.finding("next-episode-begins-on-the-end", sure,
         f"episodes begin on the very observation that the {kind} one before ended on: either a step that the env "
         "ignored is stored, or a reset observation stands for the final one"
         + ("" if sure == "likely" else "; or the env goes on from where it ended"),
@@ -292,7 +292,7 @@ def ends_one_row_off(steps: Experience) -> Look:
     if steps.next_obs is None and not steps.numbers.shape[1]:
         raise Lack("without next observations, ends are known by how far numbers jump, and observations are images")
     if offset and not (steps.next_obs is None and stored_ignored_steps(steps)):
-        yield from steps.found("ends-one-row-off", "certain" if steps.next_obs is not None else "likely",
+        yield from steps.finding("ends-one-row-off", "certain" if steps.next_obs is not None else "likely",
             f"episode ends are flagged one row {'after' if offset > 0 else 'before'} the step that ended: the next "
             "episode begins where no end is flagged",
             "store the flags of the step itself, as step() returned them with its reward", ends)  # fmt: skip
@@ -332,7 +332,7 @@ def truncation_without_final(steps: Experience) -> Look:
     values = steps.others.get(("final_value",))
     if values is not None:  # a rollout bootstraps from these, and needs no final observations
         cut &= np.isnan(values.reshape(len(steps), -1)).any(1)
-    yield from steps.found("truncation-without-final-observation", "certain",
+    yield from steps.finding("truncation-without-final-observation", "certain",
         "an episode was cut off and its final observation is not stored: another one, such as the next episode's first "
         "in the following row, would serve as next observation",
         "store the final observation of truncated steps (info['final_obs'])", cut)  # fmt: skip
@@ -361,7 +361,7 @@ def time_limit_as_terminal(steps: Experience, max_episode_steps: int | None = No
     cut = steps.truncated is not None and (steps.truncated[last] & (lengths == lengths.max())).any()
     few = max_episode_steps is None and not cut and len(np.unique(lengths)) <= VARIED
     if few and _all_at_once(steps, lengths, last):
-        yield from steps.found("time-limit-as-terminal", "possible",
+        yield from steps.finding("time-limit-as-terminal", "possible",
             f"all {len(lengths)} episodes terminate after exactly {int(lengths[0])} steps, and observations do not "
             "foretell it: this is a time limit, unless the task itself ends there",
             "store a time limit as truncated, with the final observation, so that its value counts; pass "
@@ -388,7 +388,7 @@ def _at_a_limit(
     count = int(at_limit.sum())
     if count < FEW or (max_episode_steps is None and not _stands_out(lengths, limit, count)):
         return
-    yield from steps.found("time-limit-as-terminal", "likely" if max_episode_steps is None else "certain",
+    yield from steps.finding("time-limit-as-terminal", "likely" if max_episode_steps is None else "certain",
         f"{count} episodes stop after exactly {limit} steps and are flagged as "
         f"{'done, by one flag for both kinds of end' if steps.truncated is None else 'terminated'}",
         "store the time limit as truncated, with the final observation, so that its value counts",
@@ -495,7 +495,7 @@ def _joined_episodes(steps: Experience) -> Iterator[Finding]:
         return
     # the row of a late flag is the one after, or, in a replay, which cannot draw it, none
     late = (last[np.minimum(joined + 1, len(steps) - 1)] | last[joined]).mean() > MOST
-    yield from steps.found("jump-inside-an-episode", "likely" if late else "possible",
+    yield from steps.finding("jump-inside-an-episode", "likely" if late else "possible",
         "steps inside an episode jump to where episodes begin, far beyond all other steps: "
         + ("flags follow in the row after, so ends are flagged one row late"
            if late else "an end is missing there, or the env itself goes back"),
@@ -524,7 +524,7 @@ def stacks(steps: Experience) -> Look:
                 wrong |= same_rows(first, last[ends][newer])
         wrong &= varied
         if wrong.sum() >= FEW and wrong.sum() > shown.sum() / 2:
-            yield from steps.found("stack-over-an-end", "certain",
+            yield from steps.finding("stack-over-an-end", "certain",
                 f"the first stacks of an episode in '{dotted(('obs', *path))}' hold frames of the episode before",
                 "empty the stack at each reset; relive.FrameStack stacks single frames when it reads",
                 ends[wrong] + 1, len(ends))  # fmt: skip
@@ -597,7 +597,8 @@ def _repeated(steps: Experience) -> Iterator[Finding]:
     again[first] = False
     again &= _in_step(steps, np.arange(len(steps)) - first[kind.reshape(-1)], again)
     if again.sum() > len(steps) / 10:
-        yield from steps.found("duplicate-rows", "likely", f"rows repeat others to the bit, up to {counts.max()} times",
+        yield from steps.finding("duplicate-rows", "likely",
+            f"rows repeat others to the bit, up to {counts.max()} times",
             "look for steps that are added twice, a save that is loaded into a buffer that has it already, or "
             "environments with one seed", again)  # fmt: skip
 
@@ -647,7 +648,7 @@ def windows(steps: Experience) -> Look:
     begins = len(steps) - n
     shares = [crossing[:begins][last[k : begins + k]].mean() for k in range(n - 1) if last[k : begins + k].any()]
     if crossing.sum() >= FEW and max(shares) > SYSTEMATIC:
-        yield from steps.found("n-step-over-an-end", "certain",
+        yield from steps.finding("n-step-over-an-end", "certain",
             f"rows are {n}-step transitions, and windows run over an episode's end: the next observation, and perhaps "
             "some rewards, are of another episode",
             "stop a window at terminated or truncated, with the discount of the steps it has", crossing)  # fmt: skip
@@ -671,7 +672,7 @@ def _cut_short(steps: Experience, n: int) -> Iterator[Finding]:
         joined = np.logical_and.reduce([open_[j : size + j] for j in range(n)])
         short[:size] |= joined & steps.reaches(k)[:size] & ~steps.reaches(n) & ~steps.still[:size]
     if short.sum() >= FEW:
-        yield from steps.found("n-step-cut-short", "certain",
+        yield from steps.finding("n-step-cut-short", "certain",
             f"rows are {n}-step transitions, and some windows stop after fewer steps though their episode goes on, as "
             "where another environment's end cuts all windows: a discount of gamma ** n is wrong there",
             "cut each environment's windows at its own ends, and store the discount of the steps summed",
@@ -694,13 +695,13 @@ def _tails(steps: Experience, n: int) -> Iterator[Finding]:
         count += joined
     single, leaks = (count == 1) & ~steps.ended[ends + 1], (count == n - 1) & ~steps.ended[ends + n - 1]
     if single.mean() > MOST:
-        yield from steps.found("n-step-tail-missing", "likely",
+        yield from steps.finding("n-step-tail-missing", "likely",
             f"rows are {n}-step transitions, and of each episode one row alone leads to the final observation: no "
             f"window begins at the last {n - 1} steps",
             "at an end, also store the windows that begin at its last n - 1 steps, with fewer rewards each",
             ends[single], len(ends))  # fmt: skip
     elif leaks.mean() > MOST:
-        yield from steps.found("n-step-over-an-end", "likely",
+        yield from steps.finding("n-step-over-an-end", "likely",
             f"rows are {n}-step transitions, and the window that begins at an episode's last step does not stop there: "
             "it runs on into the next episode",
             "look at the flag of a window's first step, too", ends[leaks] + n - 1, len(ends))  # fmt: skip
@@ -716,7 +717,7 @@ def _flags_of_first_step(steps: Experience, n: int) -> Iterator[Finding]:
         joined &= _lead_to_one(steps, slice(size), slice(k, None))
         lost[:size] |= joined & steps.terminated[k:] & ~steps.still[:size]
     if lost.sum() >= FEW:
-        yield from steps.found("n-step-flag-of-first-step", "certain",
+        yield from steps.finding("n-step-flag-of-first-step", "certain",
             f"rows are {n}-step transitions whose next observation is a terminal one while terminated is that of their "
             "first step: a learner bootstraps from the end", "store terminated of the window's last step",
             lost)  # fmt: skip

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -203,8 +204,7 @@ def _captures() -> bool:
 def _text(path: str) -> str:
     """A file of the system; empty if it has none."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
+        return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

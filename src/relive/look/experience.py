@@ -27,7 +27,7 @@ from ..memory.estimate import require_free, require_whole
 from ..parameters import is_listing, is_mapping
 from ..steps.arrays import NUMPY_DTYPES, Array, Bools, Ints, as_host
 from ..steps.schema import Path, Schema, dotted, nest
-from .findings import Finding, Sureness, found, skip_if
+from .findings import Finding, Sureness, finding, skip_if
 
 Leaves = dict[Path, Array]
 ArrayTree: TypeAlias = "Array | dict[str, ArrayTree] | tuple[ArrayTree, ...]"
@@ -104,13 +104,13 @@ class Experience:
         leaves = {} if self.schema is None else self.schema.leaves
         return {path: leaf.dtype for path, leaf in leaves.items() if leaf.dtype not in NUMPY_DTYPES}
 
-    def found(
+    def finding(
         self, rule: str, sure: Sureness, what: str, mend: str, rows: Array | None = None, looked: int | None = None,
         *, field: str | None = None,
     ) -> Iterator[Finding]:  # fmt: skip
-        """A finding as :func:`~relive.look.findings.found` gives it; by default about all steps, of all steps."""
+        """A finding as :func:`~relive.look.findings.finding` gives it; by default about all steps, of all steps."""
         rows, looked = np.arange(len(self)) if rows is None else rows, len(self) if looked is None else looked
-        return found(rule, sure, what, mend, rows, looked, place=self.place, field=field)
+        return finding(rule, sure, what, mend, rows, looked, place=self.place, field=field)
 
     @property
     def leaves(self) -> Leaves:

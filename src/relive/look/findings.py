@@ -218,7 +218,7 @@ class Report:
         return json.dumps(self.to_dict(), indent=2)
 
 
-def found(
+def finding(
     rule: str,
     sure: Sureness,
     what: str,

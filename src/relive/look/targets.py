@@ -66,15 +66,15 @@ def advantages(steps: Experience, head: Head, gamma: float | None = None) -> Loo
     """
     parts = _recursion(steps, head)
     if gamma is not None and abs(parts.gamma - gamma) > GAMMA_NEAR:
-        yield from steps.found("advantage-of-another-gamma", "certain",
-                               f"advantages were computed with gamma={parts.gamma:.4g}, and not with {gamma:.4g}",
-                               "compute them with the discount that is meant")  # fmt: skip
+        yield from steps.finding("advantage-of-another-gamma", "certain",
+                                 f"advantages were computed with gamma={parts.gamma:.4g}, and not with {gamma:.4g}",
+                                 "compute them with the discount that is meant")  # fmt: skip
     shown = steps.ended & steps.follows & parts.tells_apart()
     cut = np.zeros_like(shown) if steps.truncated is None else steps.truncated & ~steps.terminated
     kinds = [kind for kind in (shown & cut, shown & ~cut) if _stands_out(parts.adds(kind, parts.onward), kind)]
     if kinds:
         over = parts.adds(np.logical_or.reduce(kinds), parts.onward)
-        yield from steps.found("advantage-over-an-end", "certain",
+        yield from steps.finding("advantage-over-an-end", "certain",
             "advantages run on over the end of an episode: the next episode's values and rewards count for the last "
             "steps of this one",
             "cut the recursion where the step itself ended its episode, not by the flag of another row",
@@ -84,7 +84,7 @@ def advantages(steps: Experience, head: Head, gamma: float | None = None) -> Loo
     last = ~steps.follows & ~steps.ended & (np.abs(parts.before) > 4 * parts.near)
     none = parts.adds(last, 0.0)
     if steps.last_flags and _stands_out(none, last):
-        yield from steps.found("rollout-end-without-bootstrap", "certain",
+        yield from steps.finding("rollout-end-without-bootstrap", "certain",
             "the last steps of the rollout did not end their episodes, and their returns hold no value of what comes "
             "after", "bootstrap from the value of the observation after the last step",
             none, int(last.sum()))  # fmt: skip
@@ -95,19 +95,19 @@ def _at_limits(steps: Experience, head: Head, parts: Recursion, limits: Bools) -
     """Time limits that bootstrap from something else than the final observation."""
     none = parts.adds(limits, 0.0)
     if _stands_out(none, limits):
-        yield from steps.found("truncation-without-bootstrap", "certain",
+        yield from steps.finding("truncation-without-bootstrap", "certain",
             "returns of truncated steps hold no value of what comes after: a time limit counts as a terminal",
             "bootstrap truncated steps from the value of the final observation", none, int(limits.sum()))  # fmt: skip
     shown = limits & _final_apart(steps, head, parts)
     before = parts.adds(shown, parts.before)
     if _stands_out(before, shown):
-        yield from steps.found("bootstrap-before-the-step", "certain",
+        yield from steps.finding("bootstrap-before-the-step", "certain",
             "truncated steps bootstrap from the value of the observation before them",
             "bootstrap from the value of the final observation", before, int(shown.sum()))  # fmt: skip
     after, calm = parts.adds(limits, parts.next), steps.follows & ~steps.ended
     # a following row that begins where this one ended has the right value: NEXT_STEP autoreset stores such rows
     if _stands_out(after, limits) and np.median(steps.jump[limits]) > 3 * np.median(steps.jump[calm]):
-        yield from steps.found("bootstrap-from-the-next-episode", "certain" if steps.next_obs is None else "likely",
+        yield from steps.finding("bootstrap-from-the-next-episode", "certain" if steps.next_obs is None else "likely",
             "truncated steps bootstrap from the value of the next episode's first observation",
             "bootstrap from the value of the final observation", after, int(limits.sum()))  # fmt: skip
 
@@ -172,7 +172,7 @@ def rewards_with_values(steps: Experience, head: Head) -> Look:
     slope = float(extra[held] @ worth[held] / (worth[held] @ worth[held]))
     left = float(((extra[held] - slope * worth[held]) ** 2).mean() / (extra[held] ** 2).mean())
     if left < 0.05 and 0.5 < slope < 1.5:
-        yield from steps.found("reward-holds-a-value", "possible",
+        yield from steps.finding("reward-holds-a-value", "possible",
             "rewards of last steps are larger than others by about the value of their observation: the bootstrap value "
             "of a time limit was added to them, so they are not what the env gave",
             "store rewards as the env gave them, and bootstrap where the return is computed",

@@ -20,7 +20,7 @@ from ..steps.arrays import Array, Bools, Ints, as_host, to_tensor
 from ..steps.schema import dotted, map_leaves
 from .continuity import offset_of_ends, stored_ignored_steps
 from .experience import ArrayTree, Experience, Leaves, are_whole, real_numbers, same_rows, tree_of
-from .findings import Finding, Lack, Look, Sureness, found, rule, skip_if
+from .findings import Finding, Lack, Look, Sureness, finding, rule, skip_if
 from .heads import MOST, Head, numbers_of
 
 Function = Callable[..., object]
@@ -41,7 +41,7 @@ def not_finite(steps: Experience) -> Look:
         bad = np.logical_not(np.isfinite(flat).all(1))
         if path[0] == "next_obs" and steps.next_obs is not None:
             bad &= ~steps.still
-        yield from steps.found("not-finite", "certain", f"'{dotted(path)}' holds NaN or infinite numbers",
+        yield from steps.finding("not-finite", "certain", f"'{dotted(path)}' holds NaN or infinite numbers",
             "mend the env or the policy; debug=True refuses such steps when they are added",
             bad, field=dotted(path))  # fmt: skip
     return len(steps)
@@ -62,7 +62,7 @@ def constant_fields(steps: Experience) -> Look:
             where = dotted((name, *path))
             # a policy may always do the same, one of several observations may be fixed, and a bandit has no state
             meant = name == "action" or len(group) > 1 or leaf[0].size == 1 or not steps.inner.any()
-            yield from steps.found(
+            yield from steps.finding(
                 "constant-field", "possible" if meant else "likely", f"'{where}' is the same in all rows of an env",
                 "check that the loop stores what the env and the policy give at each step", field=where)  # fmt: skip
     yield from _constant_in_episodes(steps)
@@ -92,7 +92,7 @@ def _constant_in_episodes(steps: Experience) -> Iterator[Finding]:
     # one number, such as the arm of a bandit or a level, may well be that of an episode
     meant = sum(leaf[0].size for leaf in steps.obs.values()) == 1
     where = "obs" if len(steps.obs) > 1 else dotted(("obs", *next(iter(steps.obs))))
-    yield from steps.found("constant-field", "possible" if meant else "likely",
+    yield from steps.finding("constant-field", "possible" if meant else "likely",
         f"'{where}' is the same in all rows of an episode: an array that the env goes on writing to was stored, and "
         "all rows hold its last observation; or the task shows one context an episode",
         "store a copy of the observation at each step", steps.inner, len(steps), field=where)  # fmt: skip
@@ -138,7 +138,7 @@ def odd_envs(steps: Experience) -> Look:
 def _odd(name: str, steps: Experience, envs: list[int], what: str) -> Iterator[Finding]:
     """The finding that these envs do otherwise than the others; none if there are none."""
     mend = "look at that env: it may have crashed, or its slot is never written"
-    return steps.found(name, "likely", what.format(", ".join(map(str, envs))), mend, np.isin(steps.env, envs))
+    return steps.finding(name, "likely", what.format(", ".join(map(str, envs))), mend, np.isin(steps.env, envs))
 
 
 def _mostly(numbers: Array) -> object:
@@ -171,7 +171,7 @@ def bytes_as_floats(steps: Experience) -> Look:
         if np.array_equal(sample, np.round(sample)) and sample.min() >= 0 and 16 <= sample.max() <= 255:
             where = dotted(("obs", *path))
             sizes = sorted(leaf.shape[1:])[-2:]  # counts of a few things are no image
-            yield from steps.found("bytes-as-floats", "likely" if len(sizes) == 2 and sizes[0] >= 8 else "possible",
+            yield from steps.finding("bytes-as-floats", "likely" if len(sizes) == 2 and sizes[0] >= 8 else "possible",
                 f"'{where}' holds whole numbers from 0 to 255 as {leaf.dtype}: bytes at {leaf.dtype.itemsize} times "
                 "their size", "store uint8, and divide by 255 in the network", field=where)  # fmt: skip
     return len(steps)
@@ -189,8 +189,8 @@ def actions_as_floats(steps: Experience) -> Look:
         kinds = np.unique(sample)
         if 1 < len(kinds) <= len(sample) / 10 and np.array_equal(kinds, np.round(kinds)) and kinds.min() >= 0:
             where = dotted(("action", *path))
-            yield from steps.found("actions-as-floats", "possible", f"'{where}' holds whole numbers as {leaf.dtype}",
-                                   "store discrete actions as integers", field=where)  # fmt: skip
+            yield from steps.finding("actions-as-floats", "possible", f"'{where}' holds whole numbers as {leaf.dtype}",
+                                     "store discrete actions as integers", field=where)  # fmt: skip
     return len(steps)
 
 
@@ -198,7 +198,7 @@ def actions_as_floats(steps: Experience) -> Look:
 def odd_flags(steps: Experience) -> Look:
     """Flags that are neither 0 nor 1, such as sums of the flags of a window."""
     if steps.odd_flags is not None:
-        yield from steps.found(
+        yield from steps.finding(
             "flag-not-binary", "certain", "flags of ends are neither 0 nor 1: 1 - done is then no mask",
             "store whether any step of a window ended, not how many did", steps.odd_flags)  # fmt: skip
     return len(steps)
@@ -227,7 +227,7 @@ def outside_space(steps: Experience, spaces: dict[str, object]) -> Look:
             bad = _outside(inner, leaf, where)
             if name == "next_obs":
                 bad &= ~steps.still
-            yield from steps.found("outside-space", "certain", f"'{where}' lies outside {inner}",
+            yield from steps.finding("outside-space", "certain", f"'{where}' lies outside {inner}",
                 "check scaling, clipping and the order of wrappers; store what the env was given",
                 bad, field=where)  # fmt: skip
     return len(steps)
@@ -269,17 +269,17 @@ def priorities(steps: Experience) -> Look:
     if weight is None or not len(weight):
         raise Lack("it has no priorities", absent=True)
     bad = ~np.isfinite(weight) | (weight < 0)
-    yield from found("priority-not-finite", "certain", "priorities are NaN, infinite or negative",
-                     "refuse TD errors that are not finite before they reach the sampler",
-                     bad, len(weight))  # fmt: skip
+    yield from finding("priority-not-finite", "certain", "priorities are NaN, infinite or negative",
+                       "refuse TD errors that are not finite before they reach the sampler",
+                       bad, len(weight))  # fmt: skip
     if drawable is not None:
-        yield from found("priority-of-dead-row", "certain",
-                         "rows that hold no transition have a priority, and are drawn",
-                         "set the priorities of rows that were cleared, or not yet written, to 0",
-                         ~drawable & (weight > 0) & ~bad, len(weight))  # fmt: skip
-        yield from found("priority-zero", "likely", "stored transitions have priority 0, and are never drawn",
-                         "add a small eps to every TD error",
-                         drawable & (weight == 0), int(drawable.sum()))  # fmt: skip
+        yield from finding("priority-of-dead-row", "certain",
+                           "rows that hold no transition have a priority, and are drawn",
+                           "set the priorities of rows that were cleared, or not yet written, to 0",
+                           ~drawable & (weight > 0) & ~bad, len(weight))  # fmt: skip
+        yield from finding("priority-zero", "likely", "stored transitions have priority 0, and are never drawn",
+                           "add a small eps to every TD error",
+                           drawable & (weight == 0), int(drawable.sum()))  # fmt: skip
     return len(weight)
 
 
@@ -359,7 +359,7 @@ def _one_step_off(
     best = int(left.argmin())
     if best and _clearly_less(errors[best], errors[0]):
         word = "after" if LAGS[best] > 0 else "before"
-        yield from steps.found(name, "likely", text.format(word=word, there=left[best], own=left[0]), advice)
+        yield from steps.finding(name, "likely", text.format(word=word, there=left[best], own=left[0]), advice)
     return len(rows)
 
 
@@ -405,7 +405,7 @@ def action_one_step_off(steps: Experience) -> Look:
     word, unless = (("after", "the policy reacts to changes that it does not cause") if best > 0 else
                     ("before", "the env acts one step late"))  # fmt: skip
     # an action cannot move what was seen before it; but an env may well be moved by the action before
-    yield from steps.found("action-one-step-off", "possible" if best < 0 or _pays(steps, acts, rows) else "likely",
+    yield from steps.finding("action-one-step-off", "possible" if best < 0 or _pays(steps, acts, rows) else "likely",
         f"the action of a step is stored in the row {word} it: with the one there, the next observation follows but "
         f"for {other:.1%} of what observations alone leave open, with the row's own but for {own:.1%}; or {unless}",
         "store the action that was given to step() with the observation it was chosen on")  # fmt: skip
@@ -493,7 +493,7 @@ def running_sums(steps: Experience) -> Look:
                     and at_starts < 3 * np.sqrt(of_gain) + 0.05 * np.abs(gained).mean()
                     and at_starts < 0.3 * np.abs(reward[later]).mean())  # fmt: skip
     if is_sum:
-        yield from steps.found("reward-is-a-sum", "likely",
+        yield from steps.finding("reward-is-a-sum", "likely",
             "rewards are sums since the episode began: what they gain from step to step follows from the step, and "
             "first steps have just that", "store the reward of each step, and not the return so far")  # fmt: skip
     return len(later)
@@ -554,7 +554,7 @@ def resets(steps: Experience) -> Look:
     sample = np.concatenate([np.flatnonzero(jumps), np.flatnonzero(~jumps)[: SAMPLE // 2]])
     # a state may rightly lead to a jump: a clock, or a task that goes on elsewhere once its goal is reached
     follows = _errors(kernel_of(raw[sample]), jumps[sample, None].astype(np.float64)).mean() < FORESEEN
-    yield from steps.found("reset-not-flagged", "possible" if follows else "likely",
+    yield from steps.finding("reset-not-flagged", "possible" if follows else "likely",
         "observations jump where nothing leads them, each time to the same region or after the same number of steps: a "
         "new episode began there, and no end is flagged"
         + ("; or the env itself jumps from such states" if follows else ""),
@@ -838,7 +838,7 @@ def _compared(
         with np.errstate(invalid="ignore"):
             fits = np.abs(stored[rows[mine]] - answers[other]) <= tolerance[other]
         if len(mine) >= 20 and wrong[mine].mean() > 0.5 and fits.mean() > MOST:
-            yield from steps.found(f"{name.replace('_', '-')}-one-step-off", "certain",
+            yield from steps.finding(f"{name.replace('_', '-')}-one-step-off", "certain",
                 f"'{name}' stands one row {word} its own: it is {meant} there", mend,
                 rows[wrong], len(rows))  # fmt: skip
             return
@@ -847,7 +847,7 @@ def _compared(
     alike = len(pair[0]) > 2 and min(x.std() for x in pair) > 0 and np.corrcoef(*pair)[0, 1] > 0.95
     drifted = alike and wrong.mean() > MOST  # all are a little off, as after an update
     what = f"'{name}' is not {meant}" + ("; it is near, as if the function had been updated since" if drifted else "")
-    yield from steps.found(of_another, "possible" if drifted else "likely", what, mend, rows[wrong], len(rows))
+    yield from steps.finding(of_another, "possible" if drifted else "likely", what, mend, rows[wrong], len(rows))
 
 
 @rule("reward-of-the-old-goal")
@@ -874,7 +874,7 @@ def goal_terminals(steps: Experience, terminated_fn: Function | None) -> Look:
     rows = _sampled_rows(steps)
     wrong = answers_of("terminated_fn", terminated_fn, rows, *({(): x} for x in goals), arrays=True).astype(np.bool_)
     wrong &= ~steps.terminated[rows]  # an episode may also end for another reason
-    yield from steps.found(
+    yield from steps.finding(
         "terminal-of-the-old-goal", "certain", "steps that reach their goal are not flagged as terminated",
         "compute terminated again from the achieved and the new goal", rows[wrong], len(rows))  # fmt: skip
     return len(rows)
@@ -896,7 +896,7 @@ def _goals(steps: Experience, name: str, function: Function | None) -> tuple[Arr
 
 
 def _old_goal(steps: Experience, rows: Array, looked: int, sure: Sureness) -> Iterator[Finding]:
-    return steps.found("reward-of-the-old-goal", sure,
+    return steps.finding("reward-of-the-old-goal", sure,
         "rewards are not those of the stored goals: goals were exchanged, and the rewards are those of others",
         "compute the reward again from the achieved and the new goal", rows, looked)  # fmt: skip
 
