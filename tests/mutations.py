@@ -2239,8 +2239,8 @@ MUTATIONS = [
     Mutation(
         "a batch of hindsight that is drawn by priority has no weights",
         "goals.cpp",
-        "(weighed ? of->weighed : of->fields)->put",
-        "of->fields->put",
+        "weighed ? of->weighed : of->fields;",
+        "of->fields;",
         "views/test_hindsight.py views/test_goals.py core/test_goals.py",
     ),
     # -- the core: returns and rollouts
