@@ -88,11 +88,14 @@ class Sequences:
         cut: how windows are read.
 
     Raises:
-        SchemaError: the schema has a field with a name that batches use, or it lacks a field that ``last`` names.
+        SchemaError: the schema has a field with a name that batches use, or it lacks a field that ``last`` names; or
+            windows are to be read of steps that do not share observations.
     """
 
     def __init__(self, ring: Ring, cut: Cut) -> None:
         self.cut = cut
+        if ring.own_next and not cut.across:  # of one step, too: the row after it is no observation that it led to
+            raise SchemaError("sequences need steps in order that share observations; here each has its own")
         leaves, store, who = ring.leaves, ring.store, "Chunks" if cut.across else "Sequence"
         given, results = ["next"], RESULTS
         if cut.across:  # their final observations are rows of their own, so there are no next ones
