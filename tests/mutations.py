@@ -2135,7 +2135,7 @@ MUTATIONS = [
         "goals.cpp",
         "last[i] = after;",
         ";",
-        "views/test_hindsight.py",
+        "views/test_large_fields.py",
     ),
     Mutation(
         "a sequence's rewards reach one step less far",

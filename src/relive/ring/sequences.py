@@ -145,23 +145,18 @@ class Sequences:
             lasts=[(held[of], layout.offsets[path], leaves[of].nbytes, path in stored) for path, of in lasts.items()],
         )  # fmt: skip
         """The layout and the cut, as compiled code takes them."""
-        blocks, columns, states = store.apart or {}, dict[Path, Any](), list[Path]()
-        if store.apart is not None:
-            columns, states = self._columns(blocks), self.states
+        blocks = store.apart or {}
+        columns = self._columns(blocks) if blocks else {}
+        states = [path for path in self.states if path in blocks]
         shapes = leaves | {path: leaves[of] for path, of in (stored | derived).items()}
-
-        def apart(path: Path) -> Any:
-            return path, shapes[path].dtype, shapes[path].shape, None
-
-        rows = [layout.facts([path])[0] if path in made else apart(path) for path in self.order
-                if path in made or path in columns]  # fmt: skip
+        apart = {path: (path, shapes[path].dtype, shapes[path].shape, None) for path in (*columns, *states)}
+        rows = layout.described([path for path in self.order if path in made or path in columns], apart=apart)
         if store.sends:
-            rows = [(ROWS, torch.uint8, (layout.nbytes,), 0)]
-        facts = [*WINDOW_FACTS.facts(FACT_FIELDS), *map(apart, states)]
-        width = WINDOW_FACTS.nbytes
+            rows = core.Fields([(ROWS, torch.uint8, (layout.nbytes,), 0)], layout.nbytes)
+        facts = [*FACT_FIELDS, *states]
         self.core: core.SequenceWindows = core.SequenceWindows(
-            ring.core, self.core_layout, cut.rows, core.Fields(rows, layout.nbytes), core.Fields(facts, width),
-            core.Fields([*facts, *WINDOW_FACTS.facts(WEIGHED)], width), self.blank, self.tabled, ring.undo is not None,
+            ring.core, self.core_layout, cut.rows, rows, WINDOW_FACTS.described(facts, apart=apart),
+            WINDOW_FACTS.described([*facts, *WEIGHED], apart=apart), self.blank, self.tabled, ring.undo is not None,
             [columns[path] for path in self.order if path in columns], [blocks[path] for path in states],
         )  # fmt: skip
         """Draws and reads the packed rows."""
