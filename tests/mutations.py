@@ -2263,7 +2263,7 @@ MUTATIONS = [
         "goals.cpp",
         "last[i] = after;",
         ";",
-        "views/test_hindsight.py",
+        "views/test_large_fields.py",
     ),
     Mutation(
         "a sequence's rewards reach one step less far",
@@ -2367,8 +2367,8 @@ MUTATIONS = [
     Mutation(
         "a batch of hindsight that is drawn by priority has no weights",
         "goals.cpp",
-        "(weighed ? of->weighed : of->fields)->put",
-        "of->fields->put",
+        "weighed ? of->weighed : of->fields;",
+        "of->fields;",
         "views/test_hindsight.py views/test_goals.py core/test_goals.py",
     ),
     # -- the core: returns and rollouts

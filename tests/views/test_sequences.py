@@ -21,6 +21,7 @@ from relive import (
     Prioritized,
     Recent,
     ReplayBuffer,
+    ReturnsToGo,
     Schema,
     Sequence,
     SequenceBatch,
@@ -463,6 +464,19 @@ def test_steps_without_order_have_no_sequences() -> None:
     assert contents(twin.buffer) == before
     assert twin.buffer.view is view
     twin.check()
+
+
+@pytest.mark.parametrize("own", [{"ordered": False}, {"own_next_obs": True}], ids=["no order", "own next_obs"])
+@pytest.mark.parametrize("view", [Sequence(1), ReturnsToGo(window=Sequence(1, 2))], ids=["plain", "returns to go"])
+def test_nor_have_steps_with_next_observations_of_their_own_even_of_one_step(own: Any, view: Any) -> None:
+    """The row after an episode's end is not the observation that it ended on."""
+
+    def read() -> None:
+        buffer = Twin(1, 20, **own, view=copy.copy(view)).play("T", "T", "T").buffer
+        buffer.sample(2)
+
+    with pytest.raises(SchemaError, match=r"sequences need steps in order|ReturnsToGo needs steps in the order"):
+        read()
 
 
 @pytest.mark.parametrize("sampler", [Prioritized, WithoutReplacement, lambda: Recent(inner=Prioritized())])

@@ -96,18 +96,25 @@ class RowLayout:
         )
 
     def described(
-        self, paths: Iterable[Path], name: Callable[[Path], Hashable] = lambda path: path, width: int | None = None
+        self,
+        paths: Iterable[Path],
+        name: Callable[[Path], Hashable] = lambda path: path,
+        width: int | None = None,
+        apart: Mapping[Path, Any] = NOTHING,
     ) -> core.Fields:
         """Fields of these rows, in this order, as compiled code takes them.
 
         ``name`` gives the key of each tensor, and ``width`` the bytes of rows that have others behind the last field.
+        Those of ``apart`` lie apart, and are described already.
         """
-        return core.Fields(self.facts(paths, name), self.nbytes if width is None else width)
-
-    def facts(self, paths: Iterable[Path], name: Callable[[Path], Hashable] = lambda path: path) -> list[Any]:
-        """What :meth:`described` is made of: the key, dtype, shape and first byte of each field."""
-        found = [(path, self.fields[path]) for path in paths]
-        return [(name(path), x.dtype, x.shape, self.offsets[path]) for path, x in found]
+        facts: list[Any] = []
+        for path in paths:
+            fact = apart.get(path)
+            if fact is None:
+                field = self.fields[path]
+                fact = name(path), field.dtype, field.shape, self.offsets[path]
+            facts.append(fact)
+        return core.Fields(facts, self.nbytes if width is None else width)
 
     def arrays(self, rows: Array) -> dict[Path, Array]:
         """The fields of ``rows`` (uint8, ``[..., nbytes]``) as arrays ``[..., *shape]`` over the same memory."""

@@ -450,7 +450,7 @@ class Ring:
         rows = RowLayout(*batch.groups, frames, weights) if frames or weights else batch
         place = {path: ("_stack", *path) if ("_stack", *path) in frames else path for path in (*batch.fields, *weights)}
         facts: list[Any] = [(x, rows.fields[y].dtype, rows.fields[y].shape, rows.offsets[y]) for x, y in place.items()]
-        columns, large = self.large_fields(stacks)
+        columns, large = self.large_fields(stacks) if store.large else ([], [])
         facts[len(batch.fields) : len(batch.fields)] = columns  # weights come last
         at = (rows.offsets["probability",], rows.offsets["weight",]) if weighed else (-1, -1)
         stacked = [

@@ -88,11 +88,14 @@ class Sequences:
         cut: how windows are read.
 
     Raises:
-        SchemaError: the schema has a field with a name that batches use, or it lacks a field that ``last`` names.
+        SchemaError: the schema has a field with a name that batches use, or it lacks a field that ``last`` names; or
+            windows are to be read of steps that do not share observations.
     """
 
     def __init__(self, ring: Ring, cut: Cut) -> None:
         self.cut = cut
+        if ring.own_next and not cut.across:  # of one step, too: the row after it is no observation that it led to
+            raise SchemaError("sequences need steps in order that share observations; here each has its own")
         leaves, store, who = ring.leaves, ring.store, "Chunks" if cut.across else "Sequence"
         given, results = ["next"], RESULTS
         if cut.across:  # their final observations are rows of their own, so there are no next ones
@@ -142,23 +145,18 @@ class Sequences:
             lasts=[(held[of], layout.offsets[path], leaves[of].nbytes, path in stored) for path, of in lasts.items()],
         )  # fmt: skip
         """The layout and the cut, as compiled code takes them."""
-        blocks, columns, states = store.apart or {}, dict[Path, Any](), list[Path]()
-        if store.apart is not None:
-            columns, states = self._columns(blocks), self.states
+        blocks = store.apart or {}
+        columns = self._columns(blocks) if blocks else {}
+        states = [path for path in self.states if path in blocks]
         shapes = leaves | {path: leaves[of] for path, of in (stored | derived).items()}
-
-        def apart(path: Path) -> Any:
-            return path, shapes[path].dtype, shapes[path].shape, None
-
-        rows = [layout.facts([path])[0] if path in made else apart(path) for path in self.order
-                if path in made or path in columns]  # fmt: skip
+        apart = {path: (path, shapes[path].dtype, shapes[path].shape, None) for path in (*columns, *states)}
+        rows = layout.described([path for path in self.order if path in made or path in columns], apart=apart)
         if store.sends:
-            rows = [(ROWS, torch.uint8, (layout.nbytes,), 0)]
-        facts = [*WINDOW_FACTS.facts(FACT_FIELDS), *map(apart, states)]
-        width = WINDOW_FACTS.nbytes
+            rows = core.Fields([(ROWS, torch.uint8, (layout.nbytes,), 0)], layout.nbytes)
+        facts = [*FACT_FIELDS, *states]
         self.core: core.SequenceWindows = core.SequenceWindows(
-            ring.core, self.core_layout, cut.rows, core.Fields(rows, layout.nbytes), core.Fields(facts, width),
-            core.Fields([*facts, *WINDOW_FACTS.facts(WEIGHED)], width), self.blank, self.tabled, ring.undo is not None,
+            ring.core, self.core_layout, cut.rows, rows, WINDOW_FACTS.described(facts, apart=apart),
+            WINDOW_FACTS.described([*facts, *WEIGHED], apart=apart), self.blank, self.tabled, ring.undo is not None,
             [columns[path] for path in self.order if path in columns], [blocks[path] for path in states],
         )  # fmt: skip
         """Draws and reads the packed rows."""

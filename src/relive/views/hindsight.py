@@ -476,9 +476,10 @@ class GoalBytes:
             batch.core, goal_at=goal_at, goal_bytes=goal_bytes, into_obs=into_obs, into_next=into_next,
             mark=written["relabelled",], strategy=strategy, finished=finished,
         )  # fmt: skip
-        columns, large = ring.large_fields()
-        plain = [*batch.facts(path for path in batch.fields if path not in WEIGHED), *columns]
-        fields, weighed = (core.Fields([*plain, *batch.facts(more)], batch.nbytes) for more in ((), WEIGHED))
+        columns, large = ring.large_fields() if store.large else ([], [])
+        apart = {column[0]: column for column in columns}
+        plain = [*(path for path in batch.fields if path not in WEIGHED), *apart]
+        fields, weighed = batch.described(plain, apart=apart), batch.described([*plain, *WEIGHED], apart=apart)
         self.core: core.GoalWindows = core.GoalWindows(
             ring.core, self.layout, fields, weighed, **{f"{path[0]}_at": written[path] for path in WEIGHED},
             dtype=numpy_dtype(field.dtype), shape=field.shape, in_files=ring.undo is not None, large=large,
