@@ -238,7 +238,7 @@ def test_batches_are_those_of_one_ring(inner: str) -> None:
 @pytest.mark.parametrize("view", ["transitions", "chunks"])
 def test_whatever_answers_are_lost_each_new_row_comes_once(view: str) -> None:
     made = NStep(1) if view == "transitions" else Chunks(3)
-    replay, link = local(sampler=Fresh(), view=made, shards=3, timeout=0.05)
+    replay, link = local(sampler=Fresh(), view=made, shards=3, timeout=0.05, capacity=8000)
     rng, done, call, failed = np.random.default_rng(0), list[int](), link.call, 0
 
     def fails(shard: int, method: str, *given: Any) -> Any:
