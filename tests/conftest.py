@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 # Before torch is imported: the workers of pytest-xdist fill the cores already, and the processes that tests start
 # inherit this. Plots are drawn, never shown. torch is not imported here, because the process that
@@ -50,12 +51,45 @@ def pytest_configure(config: pytest.Config) -> None:
         descriptor, os.environ[tally.PLACE] = tempfile.mkstemp(prefix="attacks-")
         os.close(descriptor)
         config.add_cleanup(lambda: Path(os.environ.pop(tally.PLACE)).unlink(missing_ok=True))
+    if hasattr(config, "workerinput") and config.option.durations is None:
+        tell_news_alone(config)
+
+
+def tell_news_alone(config: pytest.Config) -> None:
+    """Have a worker of pytest-xdist tell the process that waits how a test ended, not that its fixtures did well.
+
+    A third of what all tests but do nothing would cost is to write and to read these messages.
+    """
+    plugins = config.pluginmanager.get_plugins()
+    worker: Any = next(plugin for plugin in plugins if type(plugin).__name__ == "WorkerInteractor")
+    tell = worker.sendevent
+
+    def tell_news(name: str, **what: Any) -> None:
+        no_news = name == "testreport" and what["data"]["when"] != "call" and what["data"]["outcome"] == "passed"
+        if name != "logstart" and not no_news:
+            tell(name, **what)
+
+    worker.sendevent = tell_news
+
+
+def effort() -> Any:
+    """The module, which asks for the profile: not before that is known."""
+    return importlib.import_module("support.effort")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Before `-m "not slow"` is asked: leave most of wide products to `.ci/run`."""
-    importlib.import_module("support.effort").leave_products_to_ci(items)  # which asks for the profile: not before now
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: Any) -> list[pytest.Item] | None:
+    """Leave out what is slow before items are made of it, where `-m "not slow"` would do so afterwards."""
+    if name[:4].lower() != "test" or effort().makes_slow_ones(collector.config):
+        return None
+    return [] if effort().is_slow(collector, obj) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Leave most cases of wide products to `.ci/run`."""
+    yield
+    effort().leave_cases_to_ci(metafunc)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -67,7 +101,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         importlib.import_module("support.forks").load()
         spare_the_system()
     gc.enable()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from support import internals
 
 QUICK = settings.get_current_profile_name() == "quick"
 
@@ -42,32 +43,41 @@ WIDE = 6
 """So many combinations of a test's parameters are a product of which ``make test`` takes a few."""
 
 
-def leave_products_to_ci(items: Iterable[pytest.Item]) -> None:
-    """Mark tests that run once for each combination of several parameters: ``make test`` takes a few of these.
+def makes_slow_ones(config: pytest.Config) -> bool:
+    """Whether items are made of slow cases, too. ``make test`` would only leave them out again: most of all cases."""
+    return config.option.markexpr != "not slow" or any("[" in arg for arg in config.args)  # or one is asked for by name
+
+
+def is_slow(collector: pytest.Collector, test: Any) -> bool:
+    """Whether a test, or a class of tests, is slow in all its cases."""
+    marks = [*getattr(test, "pytestmark", ()), *collector.iter_markers()]
+    return any(mark.name == "slow" for mark in marks)
+
+
+def leave_cases_to_ci(metafunc: pytest.Metafunc) -> None:
+    """Mark cases of a test that runs once for each combination of several parameters: ``make test`` takes a few.
 
     They have every value of each ``parametrize`` and of each fixture. ``.ci/run`` takes all combinations.
     """
-    tests = defaultdict[str, dict[pytest.Item, set[Any]]](dict)
-    for item in items if QUICK else ():
-        if hasattr(item, "callspec") and item.get_closest_marker("slow") is None:
-            tests[item.nodeid.partition("[")[0]][item] = values_of(item)
-    for cases in tests.values():
-        if len(cases) < WIDE:
-            continue
+    made = internals.calls(metafunc)
+    quick = [case for case in made if all(mark.name != "slow" for mark in case.marks)]
+    if QUICK and len(quick) >= WIDE and metafunc.definition.get_closest_marker("slow") is None:
+        cases = {at: values_of(metafunc, case.params) for at, case in enumerate(quick)}
         missing = set[Any]().union(*cases.values())
         while missing:  # take the case that has most of what none had yet
-            new = max(cases, key=lambda case: len(cases[case] & missing))
-            missing -= cases.pop(new)
-        for case in cases:
-            for mark in CI:
-                case.add_marker(mark)
+            missing -= cases.pop(max(cases, key=lambda at: len(cases[at] & missing)))
+        for at in cases:
+            quick[at].marks.extend(mark.mark for mark in CI)
+        quick = [case for at, case in enumerate(quick) if at not in cases]
+    if not makes_slow_ones(metafunc.config):  # pytest makes an item without parameters where there is no case at all
+        made[:] = quick or made[:1]
 
 
-def values_of(item: Any) -> set[Any]:
-    """The values that a test has of each ``parametrize`` and each fixture, told apart by what they are."""
-    left = {name: id(value) for name, value in item.callspec.params.items()}
+def values_of(metafunc: pytest.Metafunc, params: dict[str, Any]) -> set[Any]:
+    """The values that a case has of each ``parametrize`` and each fixture, told apart by what they are."""
+    left = {name: id(value) for name, value in params.items()}
     values = set[Any]()
-    for mark in item.iter_markers("parametrize"):
+    for mark in metafunc.definition.iter_markers("parametrize"):
         names = mark.args[0]
         names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
         values.add(tuple((name, left.pop(name)) for name in names if name in left))
