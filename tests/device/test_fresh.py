@@ -59,7 +59,7 @@ def test_batches_are_those_of_a_replay_in_ram(device: torch.device, inner: str, 
     view, options = FORMS[form]
     twins = Twins(device, envs, rows, seed=rows, sampler=INNER[inner], view=view, **options)
     ahead = 0
-    for t in range(often(24, 70)):
+    for t in range(often(24, 30)):
         for _ in range(1 + t % 3 * (t % 5)):
             twins.add(odds)
         if t < 4 or not len(twins.ram):
@@ -87,7 +87,7 @@ def test_what_is_overwritten_before_its_turn_is_passed_over(device: torch.device
     """Envs whose episodes end often write more rows: what is lost is not what came first of all."""
     view, options = FORMS[form]
     twins = Twins(device, 3, rows, seed=1, sampler=Fresh, view=view, **options)
-    for t in range(often(150, 400)):
+    for t in range(150):
         step = twins.step(0.0)
         step["terminated"] = torch.tensor([t % 3 == 0, t % 11 == 0, False])
         twins.ram.add(step)
