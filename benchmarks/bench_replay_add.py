@@ -1,4 +1,4 @@
-"""`add`: one step of 1 and of 64 envs into a replay, and into one that serves 3-step windows or has priorities.
+"""`add`: one step of 1, 64 and 4,096 envs into a replay, and into one that serves 3-step windows or has priorities.
 
 A run adds an episode of 200 steps, the last of which ends in all envs; times are per step.
 """
@@ -46,6 +46,7 @@ from replay_data import (
 )
 
 ROWS = 64_000  # so few that every buffer has wrapped by the time it is measured
+MANY = 4096  # envs, of 512 rows each: rows that lie a power of two apart share lines of the caches
 Step = dict[str, np.ndarray]
 
 
@@ -209,10 +210,13 @@ def contenders(data: Transitions) -> list[Contender]:
         sb3 = f"{'NStep' if three else ''}ReplayBuffer.add, numpy, one info per env"
         lines.append(Line("stable-baselines3", "stable-baselines3", sb3, sb3_add))
     agile = "MultiStepReplayBuffer" if three else f"{prefix}ReplayBuffer"
+    lines.append(Line("cpprb", "cpprb", f"{prefix}ReplayBuffer{end}, numpy", cpprb_add))
+    if data.envs < MANY:  # it calls Python for each env
+        lines.append(
+            Line("tianshou", "tianshou", f"{vector}.add(Batch), numpy, the Batch built each step", tianshou_add)
+        )
     return [
         *lines,
-        Line("cpprb", "cpprb", f"{prefix}ReplayBuffer{end}, numpy", cpprb_add),
-        Line("tianshou", "tianshou", f"{vector}.add(Batch), numpy, the Batch built each step", tianshou_add),
         Line("torchrl", "torchrl", f"{first}.extend(TensorDict [N]){transform}, built beforehand", torchrl_add),
         Line("agilerl", "agilerl", f"{agile}.add(TensorDict [N]), built beforehand", agilerl_add),
     ]
@@ -224,6 +228,7 @@ def run(effort: Effort, folder: Path) -> None:
     sizes = {
         "1 env": one,
         "64 envs": many,
+        "4,096 envs": Transitions(512 * MANY, MANY),
         "1 env, 3-step": replace(one, n=3),
         "1 env, prioritized": replace(one, prioritized=True),
         "64 envs, prioritized": replace(many, prioritized=True),

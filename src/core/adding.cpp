@@ -111,9 +111,10 @@ class Adding {
   public:
     Adding(const Ring &ring, StagedRows &given)
         : ring_(ring), given_(given), rows_(ring.rows), inverse_(ring.inverse), step_(ring.step), stamp_(ring.stamp),
-          order_(ring.order), completed_(ring.counters->completed), drawable_(ring.counters->drawable),
-          episodes_(ring.counters->episodes), history_(ring.counters->history), stamps_(ring.ranges.stamps),
-          tails_(ring.counters->has_tails()), across_(ring.counters->across()), listed_(given.where.size() > 0) {}
+          order_(ring.order), together_(together(ring)), completed_(ring.counters->completed),
+          drawable_(ring.counters->drawable), episodes_(ring.counters->episodes), history_(ring.counters->history),
+          stamps_(ring.ranges.stamps), tails_(ring.counters->has_tails()), across_(ring.counters->across()),
+          listed_(given.where.size() > 0) {}
 
     // Issue an id for a new row of each env in turn, and one for the final observation where the episode ended. A row
     // completes the transition before it, if that belongs to the same episode; the final observation of an Ended row
@@ -121,11 +122,11 @@ class Adding {
     std::int64_t add(const RowBytes &store) {
         auto count = given_.size();
         if (count > 1)
-            for (std::int64_t i = 0; i < std::min(count, TOGETHER); ++i) expect(i);
-        for (std::int64_t low = 0; low < count; low += TOGETHER) {
-            auto end = std::min(low + TOGETHER, count);
+            for (std::int64_t i = 0; i < std::min(count, together_); ++i) expect(i);
+        for (std::int64_t low = 0; low < count; low += together_) {
+            auto end = std::min(low + together_, count);
             for (auto i = low; i < end; ++i) {
-                if (i + TOGETHER < count) expect(i + TOGETHER);
+                if (i + together_ < count) expect(i + together_);
                 add_row(i);
             }
             store(low, end - low);
@@ -141,13 +142,15 @@ class Adding {
     }
 
   private:
-    // Ask for row i, so that it comes while the TOGETHER rows before it are written: more would leave a near cache.
+    // Ask for row i, so that it comes while the `together_` rows before it are written.
     void expect(std::int64_t i) const {
         auto e = given_.envs[i];
         // a guess, which is right if all envs come in turn, as they do most often: rows of env e that come before it
-        auto turn = given_.size() > ring_.num_envs() ? std::min(i, TOGETHER) / ring_.num_envs() : 0;
+        auto turn = given_.size() > ring_.num_envs() ? std::min(i, together_) / ring_.num_envs() : 0;
         auto number = ring_.envs[e].head + turn;
-        fetch(ring_.row(ring_.place_of(number, e)), static_cast<std::size_t>(ring_.width));
+        auto begin = e * rows_, place = ring_.place_of(number, e);
+        fetch(ring_.row(place), static_cast<std::size_t>(ring_.width));
+        __builtin_prefetch(&stamp_[(place > begin ? place : begin + rows_) - 1]);  // of the row that it completes
         // the next row that has its history
         if (history_ > 0 && history_ < rows_) __builtin_prefetch(&step_[ring_.place_of(number + 1 + history_, e)]);
     }
@@ -303,7 +306,7 @@ class Adding {
     Column<std::int32_t> step_;
     Column<std::int64_t> stamp_;
     Column<std::int32_t> order_;
-    std::int64_t completed_, drawable_, episodes_, history_, events_ = 0;
+    std::int64_t together_, completed_, drawable_, episodes_, history_, events_ = 0;
     std::uint64_t stamps_;
     bool tails_, across_, listed_;
 };
