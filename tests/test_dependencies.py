@@ -146,7 +146,7 @@ SINCE_3_11 = {
 def test_nothing_is_imported_at_run_time_that_python_3_10_lacks() -> None:
     wrong: list[str] = []
     for path in sorted((ROOT / "src" / "relive").rglob("*.py")):
-        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        nodes = [*ast.walk(tree_of(path.read_text(encoding="utf-8")))]
         typed = [node for node in nodes if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
         unseen = {id(inner) for node in typed for inner in ast.walk(node)}
         for node in nodes:
