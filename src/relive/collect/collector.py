@@ -665,12 +665,12 @@ class Collector:
 
 
 class _Outcome(NamedTuple):
-    """What a step led to, in all envs."""
+    """The outcome of a step in all envs."""
 
     obs: object
     """The observations that it returned."""
     after: Leaves
-    """The same as leaves ``[N, ...]``."""
+    """Their leaves, ``[N, ...]``."""
     info: Info
     """The info that it returned."""
     states: Leaves

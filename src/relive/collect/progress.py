@@ -24,7 +24,7 @@ class Counted(Protocol):
     """Gives items one after another, and counts each one once the next is asked for."""
 
     def __call__(self, items: Iterable[Item], /) -> Iterator[Item]:
-        """The same items."""
+        """Pass the items on."""
         ...
 
 

@@ -27,11 +27,11 @@ RESULTS = {
     ("mask",): Field((), torch.bool),
     ("is_start",): Field((), torch.bool),
 }
-"""What a row of a window has besides the fields of a step."""
+"""The fields that a row of a window has besides those of a step."""
 
 
 FLAGS = ("is_first", "is_last", "is_terminal", "mask")
-"""What a row of a chunk has: flags."""
+"""The flags of a row of a chunk."""
 
 
 FACTS = ("index", "lengths", "burn_in", "env", "start")

@@ -79,7 +79,7 @@ class Fresh(OwnSampler):
         self._ring: Ring | None = None
         self._rule: WindowRule = EVERY_ROW
         self.noted: Served = Served(np.zeros(0, np.int64), 0)
-        """What was served as far as RAM knows, while a device may have served more."""
+        """The rows that were served, as far as RAM knows; a device may have served more."""
         self._skipped = self.noted
         """The state right after the last :meth:`skip`."""
         self._new_last = 0
