@@ -180,6 +180,10 @@ def test_a_batch_is_a_dict_of_tensors_whose_length_is_its_rows() -> None:
     [
         (lambda b: b["rewrad"], errors.FieldError, "'rewrad' in this batch; did you mean 'reward'"),
         (lambda b: b["rewrad"], KeyError, "did you mean"),
+        (lambda b: b["timestep"], errors.FieldError, "a Sequence or Chunks with timestep=True"),
+        (lambda b: b["last_action"], errors.FieldError, r"with last=\('action',\) gives it"),
+        (lambda b: b["is_start"], errors.FieldError, "'is_start' in a Sequence and 'is_first' in Chunks"),
+        (lambda b: b["next_obs"], errors.FieldError, "the next observation is in the next row"),
         (lambda b: b["obs", "x"], errors.FieldError, "unknown field 'obs.x'"),
         (lambda b: b[3], errors.FieldError, r"batch\.rows\(index\)"),
         (lambda b: b[b["reward"] > 1], errors.FieldError, r"batch\.rows\(index\)"),

@@ -23,7 +23,7 @@ from .names import needed
 from .parameters import COUNT_RULE, is_count, is_names, require, torch_device
 from .printable import shown
 from .steps.arrays import Array, ArrayLike
-from .steps.schema import Path, descend, dotted, map_leaves, nest, unknown_field
+from .steps.schema import BATCH, Path, descend, dotted, map_leaves, nest, unknown_field
 
 if TYPE_CHECKING:
     from typing import Self
@@ -63,7 +63,7 @@ class Batch(dict[str, Any]):
     # dict looks a name up by itself and calls this only for what it lacks, so a path costs plain names nothing
     def __missing__(self, name: object) -> Any:
         if isinstance(name, str):
-            raise FieldError(unknown_field(name, tuple(self), "this batch"))
+            raise FieldError(unknown_field(name, tuple(self), BATCH))
         if not is_names(name) or not isinstance(name, tuple) or not name:
             raise FieldError(
                 f"a field's name is text or a path such as ('obs', 'camera'), got {shown(name, 200)}; for some of the "
@@ -74,7 +74,7 @@ class Batch(dict[str, Any]):
             return descend(self[path[0]], path[1:])
         except (LookupError, ValueError, TypeError) as error:  # of a dict, or of the tuple of a recurrent state
             names = tuple(dict.fromkeys([*map(dotted, leaves_by_path(self)), *self]))
-            raise FieldError(unknown_field(path, names, "this batch")) from error
+            raise FieldError(unknown_field(path, names, BATCH)) from error
 
     def __setitem__(self, name: str | Path, value: object) -> None:
         if isinstance(name, tuple):
@@ -540,8 +540,7 @@ class _Refusing:
 
     def _refuse(self, *_: object) -> NoReturn:
         raise LifecycleError(
-            "this batch was given back, as it is valid until the next one is asked for; keep batch.clone() to use it "
-            "longer"
+            "this batch was given back: its memory is that of later ones by now; keep batch.clone() to use it longer"
         )
 
     __getitem__ = __setitem__ = __iter__ = __len__ = __contains__ = __reduce__ = _refuse

@@ -516,7 +516,8 @@ class ValueHeads:
     A head in ``non_episodic`` goes on over the ends of episodes, as the intrinsic returns of RND do (Burda et al. 2018,
     Exploration by Random Network Distillation, section 2.3). Its estimator gets the real steps of each env one after
     another, as one episode that has not ended: after a step comes the next real one, after the last the bootstrap row.
-    Steps that are not real, such as those of a reset under ``NEXT_STEP``, are passed over. They get zeros.
+    Steps that are not real, such as those of a reset under ``NEXT_STEP``, are passed over. Their return is their value,
+    as everywhere, and their other results are zeros.
 
     Args:
         heads: K columns ``[T, N]``, in the order of the heads, and the estimator of each.
@@ -562,6 +563,8 @@ class ValueHeads:
             )
         results: dict[str, Tensor] = {}
         for k, (name, estimator) in enumerate(self.heads.items()):
+            if columns[name].dim() != 2:
+                raise ShapeError(f"field {name!r}: expected a column [T, N], got {tuple(columns[name].shape)}")
             final = None if final_value is None else final_value[..., k]
             given = columns | {"reward": columns[name], "value": value[..., k], "final_value": final}
             run = _over_ends if name in self.non_episodic else _run
@@ -597,8 +600,10 @@ def _over_ends(estimator: Estimator, columns: Mapping[str, Any]) -> dict[str, Te
         joined["reward"] = joined["reward"].masked_fill(~real, 0)
     found: dict[str, Tensor] = {}
     for name, result in _run(estimator, joined).items():
-        found[name] = torch.zeros_like(result)
-        found[name][row, env] = result.masked_fill(~real.reshape(*real.shape, *[1] * (result.dim() - 2)), 0)
+        passed = value[:-1] if name == "return" else torch.zeros_like(result)  # what a step that is not real gets
+        found[name] = torch.empty_like(result)
+        is_step = real.reshape(*real.shape, *[1] * (result.dim() - 2))
+        found[name][row, env] = torch.where(is_step, result, passed[row, env].to(result.dtype))
     return found
 
 

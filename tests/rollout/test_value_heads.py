@@ -128,6 +128,11 @@ def test_values_and_columns_that_do_not_fit_are_refused_by_name() -> None:
         rollout.finish(ValueHeads({"reward": GAE(), "costs": GAE(), "speed": GAE()}))
     with pytest.raises(errors.FieldError, match="'target_log_prob'"):
         rollout.finish(ValueHeads({"reward": GAE(), "cost": GAE(), "speed": VTrace()}))
+    rollout["extra"] = torch.zeros(rollout.steps, N, 1)
+    for heads in (("reward", "cost", "extra"), ("extra", "reward", "cost")):
+        for endless in ((), ("extra",)):
+            with pytest.raises(errors.ShapeError, match=r"'extra': expected a column \[T, N\], got \(9, 3, 1\)"):
+                rollout.finish(ValueHeads(dict.fromkeys(heads, GAE()), endless))
     assert "advantage" not in rollout
 
 
@@ -162,7 +167,7 @@ def test_heads_are_the_call_that_makes_them_and_do_not_change_with_the_mapping()
 
 
 def joined(rollout: RolloutBuffer, k: int, name: str, estimator: Any) -> dict[str, Tensor]:
-    """The results of an estimator for each env's real steps, written down one after another; zeros at all others."""
+    """The results of an estimator for each env's real steps, written down one after another; no others have any but their value."""
     found: dict[str, Tensor] = {}
     value = torch.cat([rollout["value"][:-1] if len(rollout["value"]) > rollout.steps else rollout["value"]])
     for n in range(N):
@@ -174,7 +179,8 @@ def joined(rollout: RolloutBuffer, k: int, name: str, estimator: Any) -> dict[st
         columns = {"reward": rollout[name][rows, n][:, None], "value": values, "mask": None, "final_value": None}
         columns |= {"terminated": no, "truncated": no, "log_rho": no.float()}
         for result, x in estimator(**{read: columns[read] for read in estimator.reads}).items():
-            found.setdefault(result, torch.zeros(rollout.steps, N))[rows, n] = x[:, 0]
+            others = value[: rollout.steps, :, k] if result == "return" else torch.zeros(rollout.steps, N)
+            found.setdefault(result, others.clone())[rows, n] = x[:, 0]
     return found
 
 

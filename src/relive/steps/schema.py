@@ -380,6 +380,21 @@ def not_named(given: object) -> str:
     )
 
 
+BATCH = "this batch"
+"""Where a name is looked for that a view may give."""
+
+
+def _view_gives(name: str) -> str:
+    """How a view gives batches a field of this name; or an empty string."""
+    if name == "next_obs":
+        return "in windows of rows, the next observation is in the next row"
+    if name == "timestep":
+        return "a Sequence or Chunks with timestep=True gives it"
+    if name in ("is_start", "is_first"):
+        return "it is 'is_start' in a Sequence and 'is_first' in Chunks"
+    return f"a Sequence or Chunks with last=({name[5:]!r},) gives it" if name.startswith("last_") else ""
+
+
 def unknown_field(name: str | Path, known: Sequence[str], where: str) -> str:
     """The message for an unknown name, with the closest known one."""
     text = dotted(name)
@@ -389,6 +404,8 @@ def unknown_field(name: str | Path, known: Sequence[str], where: str) -> str:
         hint = "; call finish(...) first, such as finish(relive.GAE())."
     elif text in DONE and "terminated" in known:
         hint = "; an end is one of two kinds here, 'terminated' or 'truncated'."
+    elif where == BATCH and (made := _view_gives(text)):
+        hint = f"; {made}."
     elif text == "next_obs":
         hint = "; leave it out: the next observation is in the next row, and 'final_value' is for episodes' ends."
     elif ELSEWHERE.get(text) in known:
