@@ -167,7 +167,7 @@ def test_heads_are_the_call_that_makes_them_and_do_not_change_with_the_mapping()
 
 
 def joined(rollout: RolloutBuffer, k: int, name: str, estimator: Any) -> dict[str, Tensor]:
-    """The results of an estimator for each env's real steps, written down one after another; no others have any but their value."""
+    """The results of an estimator for each env's real steps, one after another; other rows return their value."""
     found: dict[str, Tensor] = {}
     value = torch.cat([rollout["value"][:-1] if len(rollout["value"]) > rollout.steps else rollout["value"]])
     for n in range(N):
