@@ -218,4 +218,4 @@ def test_a_draw_that_fails_serves_nothing_twice(device: torch.device) -> None:
     draws.inner.draw = inner
     assert twins.there.sampler.served == served
     waiting = twins.there.sampler.waiting
-    assert twins.there.sample(waiting)["index"].tolist() == twins.ram.sample(waiting)["index"].tolist()
+    assert twins.there.sample(waiting)["index"].cpu().tolist() == twins.ram.sample(waiting)["index"].tolist()

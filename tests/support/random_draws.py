@@ -22,6 +22,7 @@ from torch import Tensor
 from relive import (
     Field,
     FrameStack,
+    Fresh,
     Hindsight,
     NStep,
     Prioritized,
@@ -323,10 +324,13 @@ def state(buffer: Any) -> Any:
     sampler = {name: np.asarray(value) for name, value in buffer.sampler.state_dict().items()}
     for name in sampler.keys() & {"errors", "inner.errors"}:  # those of rows that cannot be drawn mean nothing
         sampler[name] = sampler[name][ring.anchors()]
+    drawn = buffer.sampler.draw_state()
+    if isinstance(buffer.sampler, Fresh):  # these two counts tell apart the states of one object
+        drawn = drawn[0]._replace(skips=0, kinds=0), drawn[1]
     return (
         facts(rows), ring.state.tobytes(), ring.counters.tobytes(), ring.rule, buffer.stats(),
         [(name, value.dtype, value.tobytes()) for name, value in sampler.items()],
-        pickle.dumps(buffer.sampler.draw_state()),
+        pickle.dumps(drawn),
         come.seed, come.first, come.draws, come.sampled, come.late,
     )  # fmt: skip
 

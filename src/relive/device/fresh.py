@@ -37,7 +37,8 @@ class DeviceFresh(DeviceSampler):
 
     def __init__(self, rows: DeviceRing, sampler: Any, inner: DeviceSampler) -> None:
         super().__init__(rows, sampler)
-        device, self.size = rows.envs.device, rows.num_envs * rows.rows
+        device = rows.envs.device
+        self.size: int = rows.num_envs * rows.rows
         self.inner = inner
         self.queue: Tensor = torch.zeros(self.size + 1, dtype=INT64, device=device)
         """The public indices of new rows, in a ring; last, an entry that takes writes that are not wanted.
