@@ -190,6 +190,29 @@ def test_new_rows_of_a_batch_whose_ranks_do_not_meet_are_served_again(
         assert served > 0
 
 
+def test_new_rows_of_a_batch_that_a_rank_cannot_read_are_served_again(in_threads: InThreads) -> None:
+    def work(rank: int, count: int) -> Any:
+        broken = [True]
+
+        def breaks(reward: Any) -> Any:
+            if broken[0]:
+                raise ArithmeticError("the user's function")
+            return reward
+
+        replay = replay_of(2, Fresh(), view=NStep(2, each_reward=breaks))
+        shards = ShardedReplay(replay)
+        play(replay, np.arange(2), range(6))
+        waiting = replay.sampler.waiting
+        with pytest.raises(ArithmeticError):
+            shards.sample(30)
+        counts = replay.sampler.served, replay.sampler.waiting
+        broken[0] = False
+        wanted = replay.data()["index"].tolist()
+        return counts == (0, waiting), shards.sample(30)["index"][:waiting].tolist() == wanted
+
+    assert in_threads(1, work) == [(True, True)]
+
+
 def test_a_rank_without_fresh_and_inner_samplers_that_need_one_ring_are_refused(in_threads: InThreads) -> None:
     def work(rank: int, count: int) -> Any:
         return ShardedReplay(replay_of(1, Uniform() if rank else Fresh()))

@@ -170,7 +170,7 @@ def test_goals_are_chosen_as_in_ram(device: torch.device, strategy: Any) -> None
 def test_it_counts_its_bytes_and_leaves_what_its_inner_sampler_leaves_to_the_host(device: torch.device) -> None:
     for inner in (None, Prioritized(), Recent()):
         alone = 0 if inner is None else inner.bytes_on_device(1000, 10)
-        assert Fresh(inner).bytes_on_device(1000, 10) == (alone or 0) + 8 * 1001 + 8 * 13
+        assert Fresh(inner).bytes_on_device(1000, 10) == (alone or 0) + 8 * 2011 + 8 * 13
     assert Fresh(WithoutReplacement()).bytes_on_device(1000, 10) is None
     twins = Twins(device, 3, 20, seed=1, sampler=lambda: Fresh(WithoutReplacement()))
     for t in range(12):
@@ -219,3 +219,21 @@ def test_a_draw_that_fails_serves_nothing_twice(device: torch.device) -> None:
     assert twins.there.sampler.served == served
     waiting = twins.there.sampler.waiting
     assert twins.there.sample(waiting)["index"].cpu().tolist() == twins.ram.sample(waiting)["index"].tolist()
+
+
+@pytest.mark.parametrize("form", ["shared", "own"])
+def test_rows_that_envs_stored_in_unlike_numbers_are_served_while_they_are_stored(
+    device: torch.device, form: str
+) -> None:
+    """The queue begins in the order of completion, all of one env first, and envs are overwritten at their own time."""
+    for steps in range(1, 7):
+        twins = Twins(device, 2, 8, seed=1, sampler=Fresh, view=lambda: NStep(1), **FORMS[form][1])
+        for env in (0, 1):
+            for _ in range(8):
+                twins.add_to_some([env], odds=0.0)
+        for _ in range(steps):
+            twins.add(0.0)
+        assert_counts_alike(twins)
+        for _ in range(2):
+            twins.batches(9)
+            assert_counts_alike(twins)

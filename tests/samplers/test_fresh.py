@@ -430,3 +430,27 @@ def test_an_addition_that_an_exception_breaks_off_leaves_no_new_one_out_and_serv
             came |= {*buffer.data()["index"].tolist()}
         came -= {*served}
         assert sampler.lost == len(came) - sampler.waiting > 0
+
+
+@pytest.mark.parametrize("way", ["sample", "batches", "in turn"])
+@pytest.mark.parametrize("frames", [False, True])
+def test_new_rows_of_a_batch_that_cannot_be_read_are_served_by_the_next(frames: bool, way: str) -> None:
+    fails = [False]
+
+    def doubled(reward: Any) -> Any:
+        if fails[0]:
+            raise ArithmeticError
+        return 2 * reward
+
+    inner = NStep(2, 0.9, each_reward=doubled)
+    schema = Schema({"obs": (1,), "reward": (), **dict.fromkeys(("terminated", "truncated"), Field((), torch.bool))})
+    replay = ReplayBuffer(schema, 100, sampler=Fresh(), view=FrameStack(2, inner) if frames else inner, seed=0)
+    for t in range(12):
+        replay.add(obs=[[t]], reward=[1.0], terminated=[False], truncated=[False])
+    waiting = replay.sampler.waiting
+    fails[0] = True
+    with pytest.raises(ArithmeticError):
+        replay.sample(4) if way == "sample" else next(iter(replay.batches(2, 4, reuse=way == "in turn")))
+    fails[0] = False
+    assert (replay.sampler.served, replay.sampler.waiting) == (0, waiting)
+    assert replay.sample(4)["index"].tolist() == [0, 1, 2, 3]

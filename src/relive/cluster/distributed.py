@@ -148,8 +148,12 @@ class ShardedReplay:
                 # from here on this rank is at the next batch
                 sampler.count_batch(counts.item(ranks.rank), len(plan.wanted) > 0)
                 before.append(sampler.draw_state())
-                drawn = sampler.draw(plan, ranks.rank, key)
-                return drawn, sampler.read(drawn, key, rows, extras(drawn, least))
+                try:
+                    drawn = sampler.draw(plan, ranks.rank, key)
+                    return drawn, sampler.read(drawn, key, rows, extras(drawn, least))
+                except BaseException:
+                    sampler.put_back(before[0])  # new rows that nobody got are served again
+                    raise
 
         if not sampler.compares_in_batch:
             return read(table[:, 1].min().item())[1]
@@ -164,7 +168,7 @@ class ShardedReplay:
         try:
             least = ranks.exchange("sample: weights", report).min().item()
         except BaseException:
-            if results:  # new rows that nobody got are served again
+            if results:  # as above
                 sampler.put_back(before[0])
             raise
         drawn, batch = results[0]

@@ -38,13 +38,14 @@ class DeviceFresh(DeviceSampler):
     def __init__(self, rows: DeviceRing, sampler: Any, inner: DeviceSampler) -> None:
         super().__init__(rows, sampler)
         device = rows.envs.device
-        self.size: int = rows.num_envs * rows.rows
+        self.size: int = self._count_entries(rows.num_envs * rows.rows, rows.num_envs)
         self.inner = inner
         self.queue: Tensor = torch.zeros(self.size + 1, dtype=INT64, device=device)
         """The public indices of new rows, in a ring; last, an entry that takes writes that are not wanted.
 
-        An entry is overwritten after as many as there are rows. Its row was overwritten by then: an env completes one
-        row a step, and all steps together one more, and a row is followed by another one before it is complete.
+        No entry is overwritten before its row is. At first the queue has as many entries as there are rows, at most.
+        A step on the device is one of all envs: each completes one row a step, and all steps together one more. So the
+        rows of before are gone after as many entries again, and those of later steps, too.
         """
         self.came: Tensor = torch.zeros(1, dtype=INT64, device=device)
         """How many rows were ever put into the queue."""
@@ -64,7 +65,11 @@ class DeviceFresh(DeviceSampler):
     @staticmethod
     def count_bytes(num_rows: int, num_envs: int) -> int:
         """The bytes of all tensors, besides those of the inner sampler."""
-        return 8 * (num_rows + 1) + 8 * (num_envs + 3)
+        return 8 * (DeviceFresh._count_entries(num_rows, num_envs) + 1) + 8 * (num_envs + 3)
+
+    @staticmethod
+    def _count_entries(num_rows: int, num_envs: int) -> int:
+        return 2 * num_rows + num_envs
 
     # -- on the device ------------------------------------------------------------------------------------------
 

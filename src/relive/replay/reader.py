@@ -142,8 +142,14 @@ class Reader:
             else:
                 places, extras = drawn if self._own_sampler else self._checked_draw(drawn, count)
                 batch = self.read(places, extras, key)
-        except core.EmptyDraw as error:  # the draw is made here, and what it was checked for may be gone by now
-            raise emptied() from error
+        except BaseException as error:
+            if self._own_sampler:
+                self.sampler.batch_failed()
+            if isinstance(
+                error, core.EmptyDraw
+            ):  # the draw is made here, and what it was checked for may be gone by now
+                raise emptied() from error
+            raise
         if self.prefetch is not None:
             self.prefetch.after_batch(self, count, update, of)
         return batch

@@ -175,6 +175,9 @@ class OwnSampler(Sampler):
     def set_draw_state(self, draw_state: Any) -> None:
         """Go back, or on, to a state that :meth:`draw_state` gave. What was added or rated since then stays."""
 
+    def batch_failed(self) -> None:
+        """The batch that was just drawn could not be read. It counts as drawn, but nobody has its rows."""
+
     def check(self) -> None:
         """Check what the sampler knows of the ring; :meth:`relive.ReplayBuffer.check` calls it.
 

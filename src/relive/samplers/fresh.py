@@ -82,6 +82,8 @@ class Fresh(OwnSampler):
         """The rows that were served, as far as RAM knows; a device may have served more."""
         self._skipped = self.noted
         """The state right after the last :meth:`skip`."""
+        self._before = self.noted
+        """The state before the last draw."""
         self._new_last = 0
         """How many of the last batch were new."""
         self._came = self._since = 0
@@ -170,6 +172,7 @@ class Fresh(OwnSampler):
         """Places of anchors ``[count]``: those that wait, then those of the inner sampler, with its fields."""
         places, taken = np.empty(count, np.int64), 0
         ring, served = self._ring, self.noted
+        self._before = served
         if ring is not None:
             behind = served.next.copy()
             taken = core.take_fresh(ring.core, behind, places)
@@ -185,6 +188,11 @@ class Fresh(OwnSampler):
                 raise emptied() from error
         self.noted = served  # last: an interrupted draw must not count as one
         return places, {name: np.concatenate([np.ones(taken, x.dtype), x]) for name, x in extras.items()}
+
+    def batch_failed(self) -> None:
+        """New rows that nobody got are served again."""
+        self.noted = self._before
+        self._inner.batch_failed()
 
     def take_new(self, count: int) -> Ints:
         """See :class:`OwnSampler`."""
