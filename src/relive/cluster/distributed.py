@@ -148,15 +148,9 @@ class ShardedReplay:
                 # from here on this rank is at the next batch
                 sampler.count_batch(counts.item(ranks.rank), len(plan.wanted) > 0)
                 before.append(sampler.draw_state())
-                try:
-                    drawn = sampler.draw(plan, ranks.rank, key)
-                    return drawn, sampler.read(drawn, key, rows, extras(drawn, least))
-                except BaseException:
-                    sampler.put_back(before[0])  # new rows that nobody got are served again
-                    raise
+                drawn = sampler.draw(plan, ranks.rank, key)
+                return drawn, sampler.read(drawn, key, rows, extras(drawn, least))
 
-        if not sampler.compares_in_batch:
-            return read(table[:, 1].min().item())[1]
         # read before the exchange: rows may be overwritten while it waits
         results = list[tuple[ShardDraw, Batch | SequenceBatch]]()
 
@@ -166,9 +160,11 @@ class ShardedReplay:
             return RankReport({}, (math.inf if priorities is None else priorities.min(initial=math.inf),))
 
         try:
+            if not sampler.compares_in_batch:
+                return read(table[:, 1].min().item())[1]
             least = ranks.exchange("sample: weights", report).min().item()
         except BaseException:
-            if results:  # as above
+            if before:  # new rows that nobody got are served again
                 sampler.put_back(before[0])
             raise
         drawn, batch = results[0]

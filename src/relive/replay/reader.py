@@ -124,11 +124,11 @@ class Reader:
         seed = progress.seed if Process.is_first else stream_of(progress.seed)
         key = stream(seed, progress.draws - progress.first)
         drawn = self.sampler.draw(count, key, update, of)
-        progress.draws += 1  # before the read: a batch that the view fails to read is used up
-        progress.sampled += count
-        if progress.slots is not None:
-            progress.keep()
         try:
+            progress.draws += 1  # before the read: a batch that the view fails to read is used up
+            progress.sampled += count
+            if progress.slots is not None:
+                progress.keep()
             if self._own_sampler and self._reads_draws and type(drawn) is Draw:  # made by this read
                 if standing is not None:
                     drawn.standing = standing
@@ -142,17 +142,15 @@ class Reader:
             else:
                 places, extras = drawn if self._own_sampler else self._checked_draw(drawn, count)
                 batch = self.read(places, extras, key)
-        except BaseException as error:
+            if self.prefetch is not None:
+                self.prefetch.after_batch(self, count, update, of)
+            return batch
+        except BaseException as error:  # of the user's functions, of Ctrl-C, or of a draw that is made here
             if self._own_sampler:
                 self.sampler.batch_failed()
-            if isinstance(
-                error, core.EmptyDraw
-            ):  # the draw is made here, and what it was checked for may be gone by now
+            if isinstance(error, core.EmptyDraw):  # what it was checked for may be gone by now
                 raise emptied() from error
             raise
-        if self.prefetch is not None:
-            self.prefetch.after_batch(self, count, update, of)
-        return batch
 
     @property
     def writes_rows(self) -> bool:

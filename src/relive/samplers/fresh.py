@@ -23,7 +23,7 @@ DTYPES: dict[str, Any] = {"weight": np.float32, "probability": np.float64}
 """The further fields of a batch that inner samplers give."""
 
 
-class Served(NamedTuple):
+class ServedRows(NamedTuple):
     """The state that draws change. It is replaced as a whole, so an exception comes before a draw or after it."""
 
     next: Ints
@@ -78,7 +78,7 @@ class Fresh(OwnSampler):
         self.per_row: tuple[str, ...] = tuple(f"inner.{name}" for name in self._inner.per_row)
         self._ring: Ring | None = None
         self._rule: WindowRule = EVERY_ROW
-        self.noted: Served = Served(np.zeros(0, np.int64), 0)
+        self.noted: ServedRows = ServedRows(np.zeros(0, np.int64), 0)
         """The rows that were served, as far as RAM knows; a device may have served more."""
         self._skipped = self.noted
         """The state right after the last :meth:`skip`."""
@@ -144,7 +144,7 @@ class Fresh(OwnSampler):
             behind, index = np.zeros(ring.num_envs, np.int64), ring.index_of(ring.anchors())
             np.maximum.at(behind, index % ring.num_envs, index // ring.num_envs + 1)
             self._came, self._since = 0, ring.completed
-            self._skipped = self.noted = Served(behind, 0, self.noted.skips + 1, self.noted.kinds)
+            self._skipped = self.noted = ServedRows(behind, 0, self.noted.skips + 1, self.noted.kinds)
 
     def attach(self, ring: Ring) -> None:
         """See :class:`Sampler`."""
@@ -154,7 +154,7 @@ class Fresh(OwnSampler):
         changed, self._rule = ring.rule != self._rule, ring.rule
         self.watches: bool = ring.rule.leaves_out or self._inner.watches
         if first:
-            self._skipped = self.noted = Served(np.zeros(ring.num_envs, np.int64), 0)
+            self._skipped = self.noted = ServedRows(np.zeros(ring.num_envs, np.int64), 0)
         # without a change under way, its rows are those of a file, if there are any
         if changed or ring.pending is None:
             self._came, self._since = 0, ring.completed
@@ -235,11 +235,11 @@ class Fresh(OwnSampler):
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def draw_state(self) -> tuple[Served, Any]:
+    def draw_state(self) -> tuple[ServedRows, Any]:
         """The rows that were served, and the inner sampler's state. No array is ever written to, so none is copied."""
         return self.noted, self._inner.draw_state()
 
-    def set_draw_state(self, draw_state: tuple[Served, Any]) -> None:
+    def set_draw_state(self, draw_state: tuple[ServedRows, Any]) -> None:
         """See :class:`Sampler`. What was skipped since then stays skipped."""
         served, inner = draw_state
         now = self.noted
